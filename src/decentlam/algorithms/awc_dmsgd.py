@@ -1,0 +1,44 @@
+"""AWC-DmSGD (Balu et al., 2020): the model is averaged while the gradient is still computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decentlam.algorithms.base import Algorithm, check_between, momentum
+
+
+@dataclass(frozen=True)
+class AWCDmSGD(Algorithm):
+    """m+ = beta m + g;  x+ = W x - lr m+
+
+    The message is x itself, known before the gradient, so its exchange hides behind forward and
+    backward. `heavy_ball` is Balu et al.'s form x+ = W x - lr g + beta (x - x-).
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+    heavy_ball: bool = False
+    buffers = ("m",)  # with heavy_ball: the last displacement x- - x
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+
+    @property
+    def needs_symmetric(self) -> bool:
+        return self.heavy_ball
+
+    def message(self, x, g, state, step):
+        return x
+
+    def update(self, x, g, mixed, state, step):
+        m = state["m"]
+        if self.heavy_ball:
+            drift = (x - mixed).add_(g, alpha=step.lr)
+            m.mul_(self.beta * step.lr_ratio).add_(drift)
+            x.sub_(drift).sub_(m, alpha=self.beta) if self.nesterov else x.sub_(m)
+        else:
+            x.copy_(mixed).sub_(momentum(g, m, self.beta, self.nesterov), alpha=step.lr)
+            m.mul_(self.beta).add_(g)

@@ -1,0 +1,99 @@
+"""The seam of the library: an algorithm forms a message, the neighborhood mixes it, it uses the mix.
+
+    message = algorithm.message(x, g, state, step)      # reads, never writes
+    mixed   = the weighted sum over the neighborhood    # simulator or network
+    algorithm.update(x, g, mixed, state, step)          # the only writer of x and state
+
+The last dimension of every tensor is parameters, anything before it is nodes: the same two
+functions run n simulated nodes, (n, d), and one real node, (d,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Message = Tensor | tuple[Tensor, ...]
+State = Mapping[str, Tensor]
+
+
+class Reach(Enum):
+    """Who takes part in the averaging of one step."""
+
+    NEIGHBORS = "neighbors"  # mixed = W @ message
+    EVERYONE = "everyone"  # mixed = the exact mean over all nodes
+    NOBODY = "nobody"  # mixed = the node's own message
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an algorithm may know of the step it takes."""
+
+    index: int
+    lr: float
+    lr_ratio: float = 1.0  # lr / previous lr; see `lr_ratio`
+    weight_decay: float = 0.0  # already inside g
+    adaptive: bool = True  # whether a layer-wise rate applies to this layer
+
+
+def lr_ratio(lr: float, previous_lr: float | None) -> float:
+    """lr / previous lr, defined also around zeros: 0 at a zero, 1 after one and at the start.
+
+    A step with lr = 0 is then plain gossip, and the one after it starts from what gossip moved.
+    """
+    if lr == 0:
+        return 0.0
+    return lr / previous_lr if previous_lr else 1.0
+
+
+class Algorithm:
+    """What a node computes. Subclasses are frozen dataclasses of their hyper-parameters."""
+
+    buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
+    needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
+
+    @property
+    def layerwise(self) -> bool:
+        """Whether message and update must be called on one layer at a time."""
+        return False
+
+    @property
+    def needs_symmetric(self) -> bool:
+        """Whether the recursion is only sound with symmetric weights."""
+        return False
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(x) for name in self.buffers}
+
+    def reach(self, index: int) -> Reach:
+        return Reach.NEIGHBORS
+
+    def payloads(self, index: int) -> int:
+        """How many tensors of the size of x the message of this step has."""
+        return 1
+
+    def message(self, x: Tensor, g: Tensor, state: State, step: Step) -> Message:
+        raise NotImplementedError
+
+    def update(self, x: Tensor, g: Tensor, mixed: Message, state: State, step: Step) -> None:
+        raise NotImplementedError
+
+
+def momentum(g: Tensor, m: Tensor, beta: float, nesterov: bool) -> Tensor:
+    """The direction of momentum SGD: beta m + g, or g + beta (beta m + g) with Nesterov."""
+    h = torch.add(g, m, alpha=beta)
+    return torch.add(g, h, alpha=beta) if nesterov else h
+
+
+def check_between(owner: Algorithm, **values: float) -> None:
+    """Refuses coefficients outside [0, 1)."""
+    for name, value in values.items():
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise ValueError(
+                f"{type(owner).__name__}: {name} must be in [0, 1), got {value!r}; 0.9 is usual"
+            )

@@ -1,0 +1,41 @@
+"""DecentLaM (Yuan et al., 2021, Algorithm 2): momentum built on the bias-corrected gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decentlam.algorithms.base import Algorithm, check_between
+
+
+@dataclass(frozen=True)
+class DecentLaM(Algorithm):
+    """v+ = beta v + x - W (x - lr g);  x+ = x - v+
+
+    This is the paper's recursion with v = lr m, so that nothing is divided by lr: x - W(x - lr g)
+    is lr times its corrected gradient (17). v is rescaled when lr changes.
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+    buffers = ("v",)
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+
+    @property
+    def needs_symmetric(self) -> bool:
+        return True
+
+    def message(self, x, g, state, step):
+        return torch.sub(x, g, alpha=step.lr)
+
+    def update(self, x, g, mixed, state, step):
+        v = state["v"]
+        drift = x - mixed
+        v.mul_(self.beta * step.lr_ratio).add_(drift)
+        if self.nesterov:
+            x.sub_(drift).sub_(v, alpha=self.beta)
+        else:
+            x.sub_(v)

@@ -1,0 +1,28 @@
+"""DmSGD (Algorithm 1 of the paper): a momentum step, then the partial average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decentlam.algorithms.base import Algorithm, check_between, momentum
+
+
+@dataclass(frozen=True)
+class DmSGD(Algorithm):
+    """m+ = beta m + g;  x+ = W (x - lr m+)"""
+
+    beta: float = 0.9
+    nesterov: bool = False
+    buffers = ("m",)
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+
+    def message(self, x, g, state, step):
+        return torch.sub(x, momentum(g, state["m"], self.beta, self.nesterov), alpha=step.lr)
+
+    def update(self, x, g, mixed, state, step):
+        state["m"].mul_(self.beta).add_(g)
+        x.copy_(mixed)

@@ -1,0 +1,53 @@
+"""PmSGD: momentum SGD on the exact average gradient, what DDP does; LARS on top if asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, momentum
+
+
+@dataclass(frozen=True)
+class PmSGD(Algorithm):
+    """m+ = beta m + mean(g);  x+ = x - lr m+
+
+    `lars` scales each layer's gradient by trust |x| / (|mean gradient| + weight_decay |x|)
+    (You et al., 2017).
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+    lars: bool = False
+    trust: float = 0.001
+    buffers = ("m",)
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+        if not self.trust > 0:
+            raise ValueError(f"PmSGD: trust must be above 0, got {self.trust!r}; 0.001 is usual")
+
+    @property
+    def layerwise(self) -> bool:
+        return self.lars
+
+    def reach(self, index: int) -> Reach:
+        return Reach.EVERYONE
+
+    def message(self, x, g, state, step):
+        return g
+
+    def update(self, x, g, mixed, state, step):
+        m = state["m"]
+        if self.lars and step.adaptive:
+            mixed = mixed * self._layer_rate(x, mixed, step)
+        x.sub_(momentum(mixed, m, self.beta, self.nesterov), alpha=step.lr)
+        m.mul_(self.beta).add_(mixed)
+
+    def _layer_rate(self, x: Tensor, g: Tensor, step: Step) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        slope = torch.linalg.vector_norm(g - step.weight_decay * x, dim=-1, keepdim=True)
+        rate = self.trust * size / (slope + step.weight_decay * size)
+        return torch.where((size > 0) & (slope > 0), rate, torch.ones_like(rate))

@@ -1,0 +1,86 @@
+"""SlowMo (Wang et al., 2020): every tau steps an exact average and a step of slow momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decentlam.algorithms.base import Algorithm, Reach, check_between, lr_ratio, momentum
+
+_BASES = ("dmsgd", "local")
+_INNER = ("keep", "reset", "average")
+
+
+@dataclass(frozen=True)
+class SlowMo(Algorithm):
+    """tau DmSGD steps from x0, their exact average a;  u+ = slow_beta u + (x0 - a) / lr;
+    x = x0 - alpha lr u+
+
+    Kept in velocity form w = lr u. Mixing keeps the average, so the last inner step and the exact
+    average are one round: its message is averaged over everyone instead of the neighbors.
+    `base="local"` does not communicate in between (local SGD). `inner_momentum` says what happens
+    to m at the exact average: keep, reset or average (a second payload in that round).
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+    tau: int = 48
+    slow_beta: float = 0.5
+    alpha: float = 1.0
+    base: str = "dmsgd"
+    inner_momentum: str = "keep"
+    buffers = ("m", "w", "x0")
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta, slow_beta=self.slow_beta)
+        if not isinstance(self.tau, int) or self.tau < 1:
+            raise ValueError(f"SlowMo: tau must be a whole number of steps >= 1, got {self.tau!r}")
+        if not self.alpha > 0:
+            raise ValueError(f"SlowMo: alpha must be above 0, got {self.alpha!r}; 1 is usual")
+        if self.base not in _BASES:
+            raise ValueError(f"SlowMo: unknown base {self.base!r}; choose from {', '.join(_BASES)}")
+        if self.inner_momentum not in _INNER:
+            raise ValueError(
+                f"SlowMo: unknown inner_momentum {self.inner_momentum!r}; "
+                f"choose from {', '.join(_INNER)}"
+            )
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {**super().init(x), "slow_lr": torch.zeros((), dtype=torch.float64)}
+
+    def reach(self, index: int) -> Reach:
+        if self._ends(index):
+            return Reach.EVERYONE
+        return Reach.NOBODY if self.base == "local" else Reach.NEIGHBORS
+
+    def payloads(self, index: int) -> int:
+        return 2 if self._ends(index) and self.inner_momentum == "average" else 1
+
+    def message(self, x, g, state, step):
+        z = torch.sub(x, momentum(g, state["m"], self.beta, self.nesterov), alpha=step.lr)
+        if self.payloads(step.index) == 2:
+            return z, torch.add(g, state["m"], alpha=self.beta)
+        return z
+
+    def update(self, x, g, mixed, state, step):
+        m, w, x0, slow_lr = state["m"], state["w"], state["x0"], state["slow_lr"]
+        if step.index % self.tau == 0:
+            x0.copy_(x)
+        m.mul_(self.beta).add_(g)
+        if not self._ends(step.index):
+            x.copy_(mixed)
+            return
+        a = mixed
+        if self.inner_momentum == "average":
+            a = mixed[0]
+            m.copy_(mixed[1])
+        elif self.inner_momentum == "reset":
+            m.zero_()
+        w.mul_(self.slow_beta * lr_ratio(step.lr, slow_lr.item())).add_(x0 - a)
+        torch.sub(x0, w, alpha=self.alpha, out=x)
+        slow_lr.fill_(step.lr)
+
+    def _ends(self, index: int) -> bool:
+        return (index + 1) % self.tau == 0

@@ -1,0 +1,7 @@
+"""Errors of the library that a program may want to tell apart."""
+
+from __future__ import annotations
+
+
+class NonFiniteError(ValueError):
+    """A gradient or a parameter became NaN or infinite; nothing of it reached a neighbor."""

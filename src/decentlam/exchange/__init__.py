@@ -1,0 +1,1 @@
+"""How a message gets mixed: all nodes in one process, or one node per process."""

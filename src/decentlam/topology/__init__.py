@@ -1,0 +1,65 @@
+"""Who talks to whom: topologies as pure functions of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from decentlam.topology.base import Topology as Topology
+from decentlam.topology.custom import from_edges as from_edges
+from decentlam.topology.custom import from_weights as from_weights
+from decentlam.topology.sparse import SparseWeights as SparseWeights
+from decentlam.topology.static import (
+    bluefog_symmetric_exponential as bluefog_symmetric_exponential,
+)
+from decentlam.topology.static import complete as complete
+from decentlam.topology.static import exponential as exponential
+from decentlam.topology.static import hypercube as hypercube
+from decentlam.topology.static import mesh as mesh
+from decentlam.topology.static import ring as ring
+from decentlam.topology.static import star as star
+from decentlam.topology.static import symmetric_exponential as symmetric_exponential
+from decentlam.topology.static import torus as torus
+from decentlam.topology.varying import bipartite_random_match as bipartite_random_match
+from decentlam.topology.varying import one_peer_exponential as one_peer_exponential
+from decentlam.topology.varying import one_peer_hypercube as one_peer_hypercube
+from decentlam.topology.varying import (
+    one_peer_symmetric_exponential as one_peer_symmetric_exponential,
+)
+from decentlam.topology.weights import WEIGHT_RULES as WEIGHT_RULES
+
+TOPOLOGIES: dict[str, Callable[..., Topology]] = {
+    "ring": ring,
+    "mesh": mesh,
+    "torus": torus,
+    "star": star,
+    "complete": complete,
+    "hypercube": hypercube,
+    "exponential": exponential,
+    "symmetric-exponential": symmetric_exponential,
+    "bluefog-symmetric-exponential": bluefog_symmetric_exponential,
+    "one-peer-exponential": one_peer_exponential,
+    "one-peer-symmetric-exponential": one_peer_symmetric_exponential,
+    "one-peer-hypercube": one_peer_hypercube,
+    "bipartite-random-match": bipartite_random_match,
+}
+
+
+def resolve(topology: str | Topology, num_nodes: int) -> Topology:
+    """The topology of that name with `num_nodes` nodes, or the given one if it fits."""
+    if isinstance(topology, Topology):
+        if topology.num_nodes != num_nodes:
+            raise ValueError(
+                f"{topology!r} is made for {topology.num_nodes} nodes, but there are {num_nodes}; "
+                f"build it with n = {num_nodes}"
+            )
+        return topology
+    if not isinstance(topology, str):
+        raise TypeError(
+            f"topology must be a name or a Topology, got {type(topology).__name__}; "
+            "wrap a weight matrix with decentlam.topology.from_weights"
+        )
+    if topology not in TOPOLOGIES:
+        raise ValueError(
+            f"unknown topology {topology!r}; choose from {', '.join(sorted(TOPOLOGIES))}"
+        )
+    return TOPOLOGIES[topology](num_nodes)

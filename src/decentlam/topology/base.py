@@ -1,0 +1,179 @@
+"""Topology: who talks to whom, and with which weights, as a pure function of the step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentlam.topology import spectrum
+from decentlam.topology.sparse import SparseWeights
+
+_CACHED_STEPS = 64
+_SAMPLED_STEPS = 16  # a random topology's properties are checked on this many steps
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """A network of `num_nodes` nodes and its mixing weights W at every step.
+
+    Row i of `weights(step)` is what node i keeps of itself and takes from its neighbors:
+    x_i+ = sum_j w_ij x_j. Nothing here opens a socket, so a topology can be listed, checked,
+    drawn and simulated without starting a process.
+
+    >>> from decentlam.topology import ring
+    >>> net = ring(4)
+    >>> net.neighbors(0)
+    [1, 3]
+    >>> net.weights(0)[0].tolist()
+    [0.3333333333333333, 0.3333333333333333, 0.0, 0.3333333333333333]
+    """
+
+    name: str
+    num_nodes: int
+    period: int | None  # steps after which the weights repeat; None when they are random
+    rule: Callable[[int], SparseWeights]  # step -> W; picklable
+    description: str = ""
+    _cache: dict[int, SparseWeights] = field(default_factory=dict, repr=False)
+
+    def sparse(self, step: int = 0) -> SparseWeights:
+        """W at `step` by rows; what every hot path uses."""
+        if step < 0:
+            raise ValueError(f"step must be 0 or more, got {step}")
+        key = step if self.period is None else step % self.period
+        if key not in self._cache:
+            if len(self._cache) >= _CACHED_STEPS:
+                self._cache.clear()
+            self._cache[key] = self.rule(key)
+        return self._cache[key]
+
+    def weights(self, step: int = 0) -> Tensor:
+        """W at `step` as a dense float64 (n, n) tensor."""
+        return torch.from_numpy(self.sparse(step).dense())
+
+    def row(self, rank: int, step: int = 0) -> dict[int, float]:
+        """What node `rank` mixes at `step`: {rank: weight}, its own weight included."""
+        self._check_rank(rank)
+        return self.sparse(step).row(rank)
+
+    def neighbors(self, rank: int, step: int = 0) -> list[int]:
+        """The nodes that `rank` hears at `step`, without itself."""
+        return [j for j in self.row(rank, step) if j != rank]
+
+    def listeners(self, rank: int, step: int = 0) -> list[int]:
+        """The nodes that hear `rank` at `step`: its neighbors, unless the weights are directed."""
+        self._check_rank(rank)
+        w = self.sparse(step)
+        if self.symmetric:
+            return self.neighbors(rank, step)
+        return [int(i) for i in w.rows[w.columns == rank] if i != rank]
+
+    def messages(self, step: int = 0) -> Tensor:
+        """Messages that each node sends at `step`, (n,)."""
+        w = self.sparse(step)
+        sent = np.bincount(w.columns[w.rows != w.columns], minlength=self.num_nodes)
+        return torch.from_numpy(sent)
+
+    def bytes_sent(self, message_bytes: int, step: int = 0) -> Tensor:
+        """Bytes that each node sends at `step` when one message has `message_bytes`, (n,)."""
+        return self.messages(step) * message_bytes
+
+    def lazy(self, pace: float = 0.5) -> Topology:
+        """The same network mixing at `pace`: (1 - pace) I + pace W, 0 < pace <= 1.
+
+        At pace 1/2 every eigenvalue is at least zero.
+        """
+        if not 0 < pace <= 1:
+            raise ValueError(
+                f"pace must be in (0, 1], got {pace}; 1 leaves the weights as they are"
+            )
+        return Topology(
+            f"lazy({self.name}, {pace:g})",
+            self.num_nodes,
+            self.period,
+            partial(_lazy, self.rule, pace),
+            f"{self.description}, mixed at pace {pace:g}",
+        )
+
+    # What is known of the weights ------------------------------------------------------------
+
+    @property
+    def static(self) -> bool:
+        return self.period == 1
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """W equals its transpose at every step."""
+        return all(w.same_as(w.transpose()) for w in self._sampled())
+
+    @cached_property
+    def doubly_stochastic(self) -> bool:
+        """Rows and columns of W sum to one at every step, so that mixing keeps the average."""
+        return all(
+            np.allclose(np.bincount(w.rows, w.values, self.num_nodes), 1, atol=1e-9)
+            and np.allclose(np.bincount(w.columns, w.values, self.num_nodes), 1, atol=1e-9)
+            for w in self._sampled()
+        )
+
+    @cached_property
+    def positive_definite(self) -> bool:
+        """W is symmetric with eigenvalues above zero at every step."""
+        return self.symmetric and all(
+            float(spectrum.eigenvalues(w).real.min()) > 1e-12 for w in self._sampled()
+        )
+
+    def eigenvalues(self, step: int = 0) -> Tensor:
+        """Eigenvalues of W at `step`, largest first; complex if the weights are directed."""
+        values = spectrum.eigenvalues(self.sparse(step))
+        if self.symmetric:
+            return torch.from_numpy(np.sort(values.real)[::-1].copy())
+        return torch.from_numpy(values[np.argsort(-np.abs(values))])
+
+    @cached_property
+    def rho(self) -> float:
+        """How much of the disagreement one step keeps; 0 averages exactly, 1 never agrees.
+
+        Static W: max(|lambda_2|, |lambda_n|). Periodic W: spectral radius of one period's product
+        off the average, per step. Random W: sqrt of the second eigenvalue of E[W'W].
+        """
+        if self.num_nodes == 1:
+            return 0.0
+        if self.static:
+            return spectrum.second_largest(self.sparse(0))
+        if self.period is not None:
+            return spectrum.periodic_rho([self.sparse(k) for k in range(self.period)])
+        return spectrum.random_rho(self.sparse, self.num_nodes)
+
+    @property
+    def spectral_gap(self) -> float:
+        return 1.0 - self.rho
+
+    def fingerprint(self) -> str:
+        """A short hash of the weights, for nodes to check that they mean the same network."""
+        digest = hashlib.sha256(f"{self.num_nodes} {self.period}".encode())
+        for w in self._sampled():
+            digest.update(w.columns.tobytes() + np.round(w.values, 12).tobytes())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.num_nodes})"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_cache": {}}
+
+    def _sampled(self) -> Iterable[SparseWeights]:
+        steps = _SAMPLED_STEPS if self.period is None else min(self.period, 4 * _SAMPLED_STEPS)
+        return (self.sparse(k) for k in range(steps))
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.num_nodes:
+            raise ValueError(f"{self!r} has nodes 0 to {self.num_nodes - 1}; there is no {rank}")
+
+
+def _lazy(rule: Callable[[int], SparseWeights], pace: float, step: int) -> SparseWeights:
+    return rule(step).lazy(pace)

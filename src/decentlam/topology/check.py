@@ -1,0 +1,111 @@
+"""What a network must be before anything is trained on it; each refusal names the cure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decentlam.topology.sparse import SparseWeights
+
+
+def check_num_nodes(n: int, name: str) -> None:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer):
+        raise TypeError(f"{name} needs a whole number of nodes, got {n!r}")
+    if n < 1:
+        raise ValueError(f"{name} needs at least 1 node, got {n}")
+
+
+def check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> None:
+    """Refuses weights that are not finite, stochastic, symmetric (unless `directed`), connected."""
+    n = w.num_nodes
+    if not np.isfinite(w.values).all():
+        raise ValueError(f"{name}: the weights contain NaN or infinity; every w_ij must be finite")
+    if (w.values < 0).any():
+        worst = int(np.argmin(w.values))
+        raise ValueError(
+            f"{name}: weight [{w.rows[worst]}, {w.columns[worst]}] is {w.values[worst]:g}; weights "
+            "must not be negative. Try from_edges, which computes Metropolis-Hastings weights."
+        )
+    sums = np.bincount(w.rows, w.values, n)
+    if not np.allclose(sums, 1, rtol=0, atol=1e-9):
+        worst = int(np.abs(sums - 1).argmax())
+        raise ValueError(
+            f"{name}: row {worst} of the weights sums to {sums[worst]:.6g}, every row must sum to "
+            "1. Divide each row by its sum if W is symmetric after that, or use from_edges."
+        )
+    if not directed and not w.same_as(w.transpose(), 1e-9):
+        i, j = _first_asymmetric(w)
+        raise ValueError(
+            f"{name}: the weights are not symmetric: w[{i}, {j}] = {w.row(i).get(j, 0.0):g} but "
+            f"w[{j}, {i}] = {w.row(j).get(i, 0.0):g}. Use from_edges (Metropolis-Hastings weights "
+            "are symmetric on every graph), or directed=True if the directions are meant."
+        )
+    columns = np.bincount(w.columns, w.values, n)
+    if not np.allclose(columns, 1, rtol=0, atol=1e-9):
+        worst = int(np.abs(columns - 1).argmax())
+        raise ValueError(
+            f"{name}: column {worst} of the weights sums to {columns[worst]:.6g}; columns must sum "
+            "to 1, or mixing would shift the average. Use from_edges for a doubly stochastic W."
+        )
+    check_connected([w], name)
+
+
+def check_connected(period: list[SparseWeights], name: str) -> None:
+    """Refuses a network in which some nodes never hear of each other."""
+    n = period[0].num_nodes
+    links = SparseWeights.from_entries(
+        n,
+        np.concatenate([w.rows for w in period] + [w.columns for w in period]),
+        np.concatenate([w.columns for w in period] + [w.rows for w in period]),
+        np.ones(2 * sum(len(w.values) for w in period)),
+    )
+    reached = np.zeros(n, dtype=bool)
+    reached[0] = True
+    frontier = [0]
+    while frontier:
+        heard = np.unique(np.concatenate([_columns(links, i) for i in frontier]))
+        frontier = heard[~reached[heard]].tolist()
+        reached[frontier] = True
+    if not reached.all():
+        apart = np.flatnonzero(~reached)
+        shown = ", ".join(map(str, apart[:8])) + (", ..." if len(apart) > 8 else "")
+        raise ValueError(
+            f"{name}: the network is disconnected: node 0 never reaches {shown}. Add edges that "
+            "join the parts; ring(n) is the sparsest connected choice with equal degrees."
+        )
+
+
+def check_mixes(w: SparseWeights, name: str) -> None:
+    """Refuses a static W that oscillates instead of averaging (eigenvalue -1)."""
+    if w.num_nodes > 1 and (w.diagonal() == 0).all() and _bipartite(w):
+        raise ValueError(
+            f"{name}: no node keeps a share of its own model and the graph is bipartite, so the "
+            "nodes would swap models for ever (eigenvalue -1). Give every node a self weight, "
+            "for example (W + I) / 2."
+        )
+
+
+def _bipartite(w: SparseWeights) -> bool:
+    color = np.full(w.num_nodes, -1)
+    color[0] = 0
+    frontier = [0]
+    while frontier:
+        following = []
+        for i in frontier:
+            for j in _columns(w, i).tolist():
+                if color[j] == color[i]:
+                    return False
+                if color[j] < 0:
+                    color[j] = 1 - color[i]
+                    following.append(j)
+        frontier = following
+    return True
+
+
+def _columns(w: SparseWeights, row: int) -> np.ndarray:
+    return w.columns[w.starts[row] : w.starts[row + 1]]
+
+
+def _first_asymmetric(w: SparseWeights) -> tuple[int, int]:
+    matrix = w.dense()
+    i, j = np.unravel_index(int(np.abs(matrix - matrix.T).argmax()), matrix.shape)
+    return int(i), int(j)
