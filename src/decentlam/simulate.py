@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentlam.algorithms import Algorithm, Message, Step, check_compatible, lr_ratio, make
+from decentlam.algorithms import Algorithm, Message, Reach, Step, check_compatible, lr_ratio, make
 from decentlam.errors import NonFiniteError
 from decentlam.exchange.dense import DenseExchange
 from decentlam.topology import Topology, resolve
@@ -86,6 +86,7 @@ class Nodes:
         self.x = x0.detach().clone()
         self.index = 0
         self._previous_lr: float | None = None
+        self._sync_lr: float | None = None
         sizes = [x0.shape[1]] if layers is None or not self.algorithm.layerwise else list(layers)
         if sum(sizes) != x0.shape[1] or any(size < 1 for size in sizes):
             raise ValueError(
@@ -102,18 +103,20 @@ class Nodes:
         lr = check_lr(lr)
         if self.weight_decay:
             g = torch.add(g, self.x, alpha=self.weight_decay)
-        ratio = lr_ratio(lr, self._previous_lr)
+        ratios = lr_ratio(lr, self._previous_lr), lr_ratio(lr, self._sync_lr)
         reach = self.algorithm.reach(self.index)
         gradients = g.split([piece.shape[1] for piece in self._pieces], dim=1)
         for x, g_piece, state, adaptive in zip(
             self._pieces, gradients, self._states, self._adaptive, strict=True
         ):
-            step = Step(self.index, lr, ratio, self.weight_decay, adaptive)
+            step = Step(self.index, lr, *ratios, self.weight_decay, adaptive)
             message: Message = self.algorithm.message(x, g_piece, state, step)
             mixed = self.exchange.mix(message, self.index, reach)
             self.algorithm.update(x, g_piece, mixed, state, step)
         self.index += 1
         self._previous_lr = lr
+        if reach is Reach.EVERYONE:
+            self._sync_lr = lr
 
     def consensus_distance(self) -> float:
         """sqrt of the mean squared distance of the nodes from their average."""

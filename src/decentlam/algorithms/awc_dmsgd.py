@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from decentlam.algorithms.base import Algorithm, check_between, momentum
 
 
@@ -38,7 +36,10 @@ class AWCDmSGD(Algorithm):
         if self.heavy_ball:
             drift = (x - mixed).add_(g, alpha=step.lr)
             m.mul_(self.beta * step.lr_ratio).add_(drift)
-            x.sub_(drift).sub_(m, alpha=self.beta) if self.nesterov else x.sub_(m)
+            if self.nesterov:
+                x.sub_(drift).sub_(m, alpha=self.beta)
+            else:
+                x.sub_(m)
         else:
             x.copy_(mixed).sub_(momentum(g, m, self.beta, self.nesterov), alpha=step.lr)
             m.mul_(self.beta).add_(g)

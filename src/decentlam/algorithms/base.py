@@ -1,4 +1,4 @@
-"""The seam of the library: an algorithm forms a message, the neighborhood mixes it, it uses the mix.
+"""The seam of the library: form a message, let the neighborhood mix it, use the mix.
 
     message = algorithm.message(x, g, state, step)      # reads, never writes
     mixed   = the weighted sum over the neighborhood    # simulator or network
@@ -36,7 +36,8 @@ class Step:
 
     index: int
     lr: float
-    lr_ratio: float = 1.0  # lr / previous lr; see `lr_ratio`
+    lr_ratio: float = 1.0  # lr over that of the step before; see `lr_ratio`
+    sync_lr_ratio: float = 1.0  # lr over that of the last step that reached everyone
     weight_decay: float = 0.0  # already inside g
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from decentlam.algorithms.base import Algorithm, Reach, check_between, lr_ratio, momentum
+from decentlam.algorithms.base import Algorithm, Reach, check_between, momentum
 
 _BASES = ("dmsgd", "local")
 _INNER = ("keep", "reset", "average")
@@ -47,9 +46,6 @@ class SlowMo(Algorithm):
                 f"choose from {', '.join(_INNER)}"
             )
 
-    def init(self, x: Tensor) -> dict[str, Tensor]:
-        return {**super().init(x), "slow_lr": torch.zeros((), dtype=torch.float64)}
-
     def reach(self, index: int) -> Reach:
         if self._ends(index):
             return Reach.EVERYONE
@@ -65,7 +61,7 @@ class SlowMo(Algorithm):
         return z
 
     def update(self, x, g, mixed, state, step):
-        m, w, x0, slow_lr = state["m"], state["w"], state["x0"], state["slow_lr"]
+        m, w, x0 = state["m"], state["w"], state["x0"]
         if step.index % self.tau == 0:
             x0.copy_(x)
         m.mul_(self.beta).add_(g)
@@ -78,9 +74,8 @@ class SlowMo(Algorithm):
             m.copy_(mixed[1])
         elif self.inner_momentum == "reset":
             m.zero_()
-        w.mul_(self.slow_beta * lr_ratio(step.lr, slow_lr.item())).add_(x0 - a)
+        w.mul_(self.slow_beta * step.sync_lr_ratio).add_(x0 - a)
         torch.sub(x0, w, alpha=self.alpha, out=x)
-        slow_lr.fill_(step.lr)
 
     def _ends(self, index: int) -> bool:
         return (index + 1) % self.tau == 0
