@@ -5,3 +5,11 @@ from __future__ import annotations
 
 class NonFiniteError(ValueError):
     """A gradient or a parameter became NaN or infinite; nothing of it reached a neighbor."""
+
+
+class ExchangeError(RuntimeError):
+    """A neighbor did not answer: it died, stopped or took longer than the timeout."""
+
+
+class StaleMessageError(RuntimeError):
+    """Something changed between backward and step() after the messages had left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from decentlam.exchange.dense import DenseExchange
 from decentlam.topology import Topology, resolve
 
 LearningRate = float | Callable[[int], float]
+
+_BLOCK_BYTES = 2**20  # what a step works on at a time, so that its temporaries stay in the cache
+_BLOCK_COLUMNS = 64  # but no fewer columns than this, or the rows become too short
 
 
 def simulate(
@@ -44,11 +47,6 @@ def simulate(
     >>> round(x.mean().item(), 3)
     3.0
     """
-    if not isinstance(x0, Tensor) or x0.ndim != 2:
-        shape = tuple(x0.shape) if isinstance(x0, Tensor) else type(x0).__name__
-        raise ValueError(f"x0 must be a tensor (n, d), one row per node, got {shape}")
-    if x0.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"x0 must be float32 or float64, got {x0.dtype}; try x0.double()")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps must be a whole number of 0 or more, got {steps!r}")
     nodes = Nodes(
@@ -76,6 +74,11 @@ class Nodes:
         adaptive: Sequence[bool] | None = None,
         **hyper: Any,
     ) -> None:
+        if not isinstance(x0, Tensor) or x0.ndim != 2 or x0.numel() == 0:
+            shape = tuple(x0.shape) if isinstance(x0, Tensor) else type(x0).__name__
+            raise ValueError(f"x0 must be a tensor (n, d), one row per node, got {shape}")
+        if x0.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"x0 must be float32 or float64, got {x0.dtype}; try x0.double()")
         self.algorithm = make(algorithm, momentum, **hyper)
         self.topology = resolve(topology, len(x0))
         check_compatible(self.algorithm, self.topology)
@@ -83,36 +86,35 @@ class Nodes:
             raise ValueError(f"weight_decay must be 0 or more, got {weight_decay!r}")
         self.weight_decay = weight_decay
         self.exchange = DenseExchange(self.topology)
-        self.x = x0.detach().clone()
+        self.x = x0.detach().clone(memory_format=torch.contiguous_format)
         self.index = 0
         self._previous_lr: float | None = None
         self._sync_lr: float | None = None
-        sizes = [x0.shape[1]] if layers is None or not self.algorithm.layerwise else list(layers)
-        if sum(sizes) != x0.shape[1] or any(size < 1 for size in sizes):
-            raise ValueError(
-                f"layers {sizes} add up to {sum(sizes)}, but x0 has {x0.shape[1]} columns"
-            )
+        sizes, self._adaptive = _check_layers(layers, adaptive, x0.shape[1])
+        if not self.algorithm.layerwise:
+            sizes = column_blocks(self.x)
+            self._adaptive = [True] * len(sizes)
+        _keep_freed_memory()
         self._pieces = self.x.split(sizes, dim=1)
-        self._adaptive = [True] * len(sizes) if adaptive is None else list(adaptive)
         self._states = [self.algorithm.init(piece) for piece in self._pieces]
 
     @torch.no_grad()
     def step(self, gradient: Tensor, lr: float) -> None:
         """One averaging round of all nodes with these gradients, (n, d)."""
-        g = self._checked(gradient)
+        gradient = self._checked(gradient)
         lr = check_lr(lr)
-        if self.weight_decay:
-            g = torch.add(g, self.x, alpha=self.weight_decay)
         ratios = lr_ratio(lr, self._previous_lr), lr_ratio(lr, self._sync_lr)
         reach = self.algorithm.reach(self.index)
-        gradients = g.split([piece.shape[1] for piece in self._pieces], dim=1)
-        for x, g_piece, state, adaptive in zip(
+        gradients = gradient.split([piece.shape[1] for piece in self._pieces], dim=1)
+        for x, g, state, adaptive in zip(
             self._pieces, gradients, self._states, self._adaptive, strict=True
         ):
+            if self.weight_decay:
+                g = torch.add(g, x, alpha=self.weight_decay)
             step = Step(self.index, lr, *ratios, self.weight_decay, adaptive)
-            message: Message = self.algorithm.message(x, g_piece, state, step)
+            message: Message = self.algorithm.message(x, g, state, step)
             mixed = self.exchange.mix(message, self.index, reach)
-            self.algorithm.update(x, g_piece, mixed, state, step)
+            self.algorithm.update(x, g, mixed, state, step)
         self.index += 1
         self._previous_lr = lr
         if reach is Reach.EVERYONE:
@@ -121,6 +123,37 @@ class Nodes:
     def consensus_distance(self) -> float:
         """sqrt of the mean squared distance of the nodes from their average."""
         return (self.x - self.x.mean(0)).square().sum(1).mean().sqrt().item()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that `load_state_dict` needs to go on to the bit."""
+        names = self._states[0]
+        state = {name: torch.cat([piece[name] for piece in self._states], dim=1) for name in names}
+        return {
+            "x": self.x.clone(),
+            "state": state,
+            "step": self.index,
+            "previous_lr": self._previous_lr,
+            "sync_lr": self._sync_lr,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes back to what `state_dict` saved, of the same algorithm and number of nodes."""
+        given, expected = sorted(saved["state"]), sorted(self._states[0])
+        if given != expected or saved["x"].shape != self.x.shape:
+            raise ValueError(
+                f"the saved state has models {tuple(saved['x'].shape)} and buffers {given}, but "
+                f"{type(self.algorithm).__name__} here has {tuple(self.x.shape)} and {expected}; "
+                "build both with the same model, algorithm and number of nodes"
+            )
+        self.x.copy_(saved["x"])
+        for name, whole in saved["state"].items():
+            parts = whole.split([piece.shape[1] for piece in self._pieces], dim=1)
+            for state, part in zip(self._states, parts, strict=True):
+                state[name].copy_(part)
+        self.index = saved["step"]
+        self._previous_lr = saved["previous_lr"]
+        self._sync_lr = saved["sync_lr"]
 
     def _checked(self, g: Tensor) -> Tensor:
         if not isinstance(g, Tensor) or g.shape != self.x.shape:
@@ -149,3 +182,42 @@ def check_lr(lr: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"lr must be a finite number of 0 or more, got {lr!r}")
     return float(value)
+
+
+def column_blocks(x: Tensor) -> list[int]:
+    """The widths of the blocks of columns that a step takes x (n, d) in; they add up to d.
+
+    Only a layer-wise method couples columns. In blocks, message, mix and drift stay in the cache;
+    in one piece, tensors of 40 MB cost 4 times as much per step (1024 nodes, 10,000 columns).
+    """
+    n, d = x.shape
+    width = max(_BLOCK_COLUMNS, _BLOCK_BYTES // (n * x.element_size()))
+    if x.device.type != "cpu" or d < 2 * width:
+        return [d]
+    return [width] * (d // width) + ([d % width] if d % width else [])
+
+
+def _keep_freed_memory() -> None:
+    """Makes the allocator keep the blocks a step frees for the next step.
+
+    glibc returns what is free beyond twice the largest block it has seen to the system, and to
+    fault pages in again costs more than the arithmetic on them. It need only be shown a larger one.
+    """
+    torch.empty(16 * _BLOCK_BYTES, dtype=torch.uint8)
+
+
+def _check_layers(
+    layers: Sequence[int] | None, adaptive: Sequence[bool] | None, columns: int
+) -> tuple[list[int], list[bool]]:
+    sizes = [columns] if layers is None else list(layers)
+    if sum(sizes) != columns or any(size < 1 for size in sizes):
+        raise ValueError(
+            f"layers {sizes} add up to {sum(sizes)}, but x0 has {columns} columns; every layer "
+            "needs at least one"
+        )
+    flags = [True] * len(sizes) if adaptive is None else [bool(flag) for flag in adaptive]
+    if len(flags) != len(sizes):
+        raise ValueError(
+            f"adaptive has {len(flags)} entries for {len(sizes)} layers; give one per layer"
+        )
+    return sizes, flags

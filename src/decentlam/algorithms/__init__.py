@@ -61,7 +61,13 @@ def make(algorithm: str | Algorithm, momentum: float | None = None, **hyper: Any
             f"unknown algorithm {algorithm!r}; choose from {', '.join(sorted(ALGORITHMS))}"
         )
     constructor = ALGORITHMS[algorithm]
-    allowed = [f.name for f in dataclasses.fields(getattr(constructor, "func", constructor))]
+    kind: Any = getattr(constructor, "func", constructor)
+    allowed = [f.name for f in dataclasses.fields(kind)]
+    if momentum is not None and "beta" in hyper:
+        raise ValueError(
+            f"momentum={momentum} and beta={hyper['beta']} are the same hyper-parameter; "
+            "pass momentum only"
+        )
     if momentum is not None and "beta" in allowed:
         hyper["beta"] = momentum
     for name in hyper:

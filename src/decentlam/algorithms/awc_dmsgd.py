@@ -36,7 +36,7 @@ class AWCDmSGD(Algorithm):
         if self.heavy_ball:
             drift = (x - mixed).add_(g, alpha=step.lr)
             m.mul_(self.beta * step.lr_ratio).add_(drift)
-            if self.nesterov:
+            if self.nesterov and step.lr > 0:  # at lr = 0 the step is plain gossip
                 x.sub_(drift).sub_(m, alpha=self.beta)
             else:
                 x.sub_(m)

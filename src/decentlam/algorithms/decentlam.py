@@ -35,7 +35,7 @@ class DecentLaM(Algorithm):
         v = state["v"]
         drift = x - mixed
         v.mul_(self.beta * step.lr_ratio).add_(drift)
-        if self.nesterov:
+        if self.nesterov and step.lr > 0:  # at lr = 0 looking ahead would over-relax the gossip
             x.sub_(drift).sub_(v, alpha=self.beta)
         else:
             x.sub_(v)

@@ -7,11 +7,12 @@ import numpy as np
 from decentlam.topology.sparse import SparseWeights
 
 
-def check_num_nodes(n: int, name: str) -> None:
+def check_num_nodes(n: int, name: str) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer):
         raise TypeError(f"{name} needs a whole number of nodes, got {n!r}")
     if n < 1:
         raise ValueError(f"{name} needs at least 1 node, got {n}")
+    return int(n)  # numpy's integers lack bit_length
 
 
 def check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> None:
@@ -29,8 +30,9 @@ def check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> Non
     if not np.allclose(sums, 1, rtol=0, atol=1e-9):
         worst = int(np.abs(sums - 1).argmax())
         raise ValueError(
-            f"{name}: row {worst} of the weights sums to {sums[worst]:.6g}, every row must sum to "
-            "1. Divide each row by its sum if W is symmetric after that, or use from_edges."
+            f"{name}: row {worst} of the weights sums to {sums[worst]:.10g}, every row must sum to "
+            "1 within 1e-9 (compute W in float64). Divide each row by its sum if W is symmetric "
+            "after that, or use from_edges."
         )
     if not directed and not w.same_as(w.transpose(), 1e-9):
         i, j = _first_asymmetric(w)
@@ -75,30 +77,26 @@ def check_connected(period: list[SparseWeights], name: str) -> None:
 
 
 def check_mixes(w: SparseWeights, name: str) -> None:
-    """Refuses a static W that oscillates instead of averaging (eigenvalue -1)."""
-    if w.num_nodes > 1 and (w.diagonal() == 0).all() and _bipartite(w):
+    """Refuses a static W that passes models round instead of averaging (|eigenvalue| = 1)."""
+    if w.num_nodes > 1 and (w.diagonal() == 0).all() and (period := _cycle_length(w)) > 1:
         raise ValueError(
-            f"{name}: no node keeps a share of its own model and the graph is bipartite, so the "
-            "nodes would swap models for ever (eigenvalue -1). Give every node a self weight, "
-            "for example (W + I) / 2."
+            f"{name}: no node keeps a share of its own model and every way round the graph takes a "
+            f"multiple of {period} steps, so the models would go round for ever without averaging. "
+            "Give every node a self weight, for example (W + I) / 2."
         )
 
 
-def _bipartite(w: SparseWeights) -> bool:
-    color = np.full(w.num_nodes, -1)
-    color[0] = 0
+def _cycle_length(w: SparseWeights) -> int:
+    """Greatest common divisor of the lengths of all closed walks; 2 for a bipartite graph."""
+    distance = np.full(w.num_nodes, -1)
+    distance[0] = 0
     frontier = [0]
     while frontier:
-        following = []
-        for i in frontier:
-            for j in _columns(w, i).tolist():
-                if color[j] == color[i]:
-                    return False
-                if color[j] < 0:
-                    color[j] = 1 - color[i]
-                    following.append(j)
-        frontier = following
-    return True
+        heard = np.unique(np.concatenate([_columns(w, i) for i in frontier]))
+        following = heard[distance[heard] < 0]
+        distance[following] = distance[frontier[0]] + 1
+        frontier = following.tolist()
+    return int(np.gcd.reduce(distance[w.rows] + 1 - distance[w.columns]))
 
 
 def _columns(w: SparseWeights, row: int) -> np.ndarray:

@@ -34,6 +34,8 @@ def from_weights(W: Tensor | np.ndarray | list[list[float]], directed: bool = Fa
     weights = SparseWeights.from_dense(matrix)
     check_weights(weights, "from_weights", directed=directed)
     check_mixes(weights, "from_weights")
+    if not directed:  # checked to 1e-9; from here on to the last bit
+        weights = SparseWeights.from_dense((matrix + matrix.T) / 2)
     return constant("from_weights", weights, "given weights")
 
 
@@ -45,7 +47,7 @@ def from_edges(
     >>> from_edges(3, [(0, 1), (1, 2)]).neighbors(1)
     [0, 2]
     """
-    check_num_nodes(n, "from_edges")
+    n = check_num_nodes(n, "from_edges")
     if weights not in WEIGHT_RULES:
         raise ValueError(
             f"unknown weight rule {weights!r}; choose from {', '.join(sorted(WEIGHT_RULES))}"

@@ -22,9 +22,8 @@ def eigenvalues(w: SparseWeights) -> np.ndarray:
 
 def second_largest(w: SparseWeights) -> float:
     """rho = max |eigenvalue| off the average; the singular value when W is directed."""
-    values = eigenvalues(w)
-    if np.isrealobj(values):
-        return float(np.sort(np.abs(values))[-2])
+    if w.same_as(w.transpose()):
+        return float(np.sort(np.abs(eigenvalues(w)))[-2])
     return float(np.linalg.norm(w.dense() - 1.0 / w.num_nodes, 2))
 
 

@@ -18,7 +18,7 @@ def ring(n: int) -> Topology:
     >>> ring(8).rho  # (1 + 2 cos(2 pi / 8)) / 3
     0.804737854124365
     """
-    check_num_nodes(n, "ring")
+    n = check_num_nodes(n, "ring")
     nodes = np.arange(n)
     return _graph("ring", n, np.stack([nodes, (nodes + 1) % n], 1), "each node and its 2 neighbors")
 
@@ -28,7 +28,7 @@ def mesh(n: int, torus: bool = False) -> Topology:
 
     `torus` joins the opposite borders.
     """
-    check_num_nodes(n, "mesh")
+    n = check_num_nodes(n, "mesh")
     height = next(h for h in range(int(n**0.5), 0, -1) if n % h == 0)
     width = n // height
     row, column = np.divmod(np.arange(n), width)
@@ -45,19 +45,20 @@ def torus(n: int) -> Topology:
 
 def star(n: int) -> Topology:
     """Node 0 talks to everybody, everybody only to node 0."""
-    check_num_nodes(n, "star")
+    n = check_num_nodes(n, "star")
     leaves = np.arange(1, n)
     return _graph("star", n, np.stack([np.zeros_like(leaves), leaves], 1), "node 0 in the middle")
 
 
 def complete(n: int) -> Topology:
     """Everybody talks to everybody: W is the exact average."""
-    check_num_nodes(n, "complete")
+    n = check_num_nodes(n, "complete")
     return _graph("complete", n, np.stack(np.triu_indices(n, 1), 1), "exact average every step")
 
 
 def hypercube(n: int) -> Topology:
     """Nodes whose numbers differ in one binary digit talk; n must be a power of two."""
+    n = check_num_nodes(n, "hypercube")
     dimension = hypercube_dimension(n, "hypercube")
     nodes = np.arange(n)
     edges = [np.stack([nodes, nodes ^ (1 << bit)], 1) for bit in range(dimension)]
@@ -71,7 +72,7 @@ def symmetric_exponential(n: int) -> Topology:
     k = 1 .. floor(log2(n - 1)), at least two hops so that n = 4 is connected. Odd n has no such
     two-sided split: there every node i talks to i +- 1, i +- 3, i +- 7, ...
     """
-    check_num_nodes(n, "symmetric_exponential")
+    n = check_num_nodes(n, "symmetric_exponential")
     start = np.arange(1, n, 2) if n % 2 == 0 else np.arange(n)
     edges = [np.stack([start, (start + hop) % n], 1) for hop in exponential_hops(n)]
     what = "odd i with even i + 2^k - 1" if n % 2 == 0 else "odd n: every i with i +- (2^k - 1)"
@@ -80,7 +81,7 @@ def symmetric_exponential(n: int) -> Topology:
 
 def bluefog_symmetric_exponential(n: int) -> Topology:
     """BlueFog's reading of the same name: i talks to i +- 4^k (mod n); for comparison."""
-    check_num_nodes(n, "bluefog_symmetric_exponential")
+    n = check_num_nodes(n, "bluefog_symmetric_exponential")
     nodes = np.arange(n)
     hops = [4**k for k in range(n) if 4**k <= n // 2] if n > 1 else []
     edges = [np.stack([nodes, (nodes + hop) % n], 1) for hop in hops]
@@ -89,7 +90,7 @@ def bluefog_symmetric_exponential(n: int) -> Topology:
 
 def exponential(n: int) -> Topology:
     """Every node hears i - 1, i - 2, i - 4, ... (mod n) with equal weights: directed."""
-    check_num_nodes(n, "exponential")
+    n = check_num_nodes(n, "exponential")
     hops = [0] + [2**k for k in range(max(n - 1, 0).bit_length())]
     nodes = np.arange(n)
     weights = SparseWeights.from_entries(
@@ -110,7 +111,6 @@ def exponential_hops(n: int) -> list[int]:
 
 
 def hypercube_dimension(n: int, name: str) -> int:
-    check_num_nodes(n, name)
     if n & (n - 1):
         lower = 1 << (n.bit_length() - 1)
         raise ValueError(

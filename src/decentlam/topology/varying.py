@@ -19,7 +19,7 @@ def bipartite_random_match(n: int, seed: int = 0) -> Topology:
     The pairs depend on (seed, step) alone, so that all nodes draw the same ones without talking.
     For odd n one node rests.
     """
-    check_num_nodes(n, "bipartite_random_match")
+    n = check_num_nodes(n, "bipartite_random_match")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
     return Topology(
@@ -32,7 +32,7 @@ def one_peer_exponential(n: int) -> Topology:
 
     When n is a power of two, log2(n) steps average exactly.
     """
-    check_num_nodes(n, "one_peer_exponential")
+    n = check_num_nodes(n, "one_peer_exponential")
     period = max(1, (n - 1).bit_length())
     return Topology(
         "one-peer-exponential", n, period, partial(_one_hop, n), "hears i - 2^k at step k"
@@ -44,7 +44,7 @@ def one_peer_symmetric_exponential(n: int) -> Topology:
 
     For odd n the nodes rest in turn, and the others are paired as if they were alone.
     """
-    check_num_nodes(n, "one_peer_symmetric_exponential")
+    n = check_num_nodes(n, "one_peer_symmetric_exponential")
     hops = exponential_hops(n - n % 2)
     period = max(1, len(hops)) if n % 2 == 0 else lcm(n, max(1, len(hops)))
     return Topology(
@@ -61,6 +61,7 @@ def one_peer_hypercube(n: int) -> Topology:
 
     log2(n) steps average exactly.
     """
+    n = check_num_nodes(n, "one_peer_hypercube")
     dimension = hypercube_dimension(n, "one_peer_hypercube")
     return Topology(
         "one-peer-hypercube", n, max(1, dimension), partial(_across_bit, n), "across bit k"

@@ -1,0 +1,85 @@
+"""Which process is which node: the one place that knows ranks and groups, replaceable whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The processes of a run, `processes_per_node` of them in each node."""
+
+    group: dist.ProcessGroup | None  # None: one process, nothing to talk to
+    rank: int
+    num_processes: int
+    processes_per_node: int = 1
+    node_group: dist.ProcessGroup | None = None  # the processes of this node
+    lane_group: dist.ProcessGroup | None = None  # this place of every node
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_processes // self.processes_per_node
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.processes_per_node
+
+    @property
+    def lane(self) -> int:
+        """This process's place inside its node."""
+        return self.rank % self.processes_per_node
+
+    @property
+    def batched(self) -> bool:
+        """Whether sends and receives must be posted as one batch (NCCL)."""
+        return self.group is not None and "nccl" in dist.get_backend(self.group)
+
+    def peer(self, node: int) -> int:
+        """The global rank of the process in this lane of `node`."""
+        assert self.group is not None
+        return dist.get_global_rank(self.group, node * self.processes_per_node + self.lane)
+
+
+ALONE = Network(group=None, rank=0, num_processes=1)
+
+
+def connect(group: dist.ProcessGroup | None = None, processes_per_node: int = 1) -> Network:
+    """The network of the given (default: the whole) process group, or one node if there is none."""
+    if isinstance(processes_per_node, bool) or not isinstance(processes_per_node, int):
+        raise TypeError(f"processes_per_node must be a whole number, got {processes_per_node!r}")
+    if not (dist.is_available() and dist.is_initialized()):
+        if processes_per_node != 1:
+            raise ValueError(
+                f"processes_per_node={processes_per_node} needs a process group; launch with "
+                "torchrun and call decentlam.init() first"
+            )
+        return ALONE
+    group = group or dist.group.WORLD
+    assert group is not None
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is not part of the given process group")
+    if processes_per_node < 1 or size % processes_per_node:
+        fitting = [k for k in range(1, size + 1) if size % k == 0]
+        raise ValueError(
+            f"{size} processes cannot be split into nodes of {processes_per_node}; "
+            f"processes_per_node can be one of {fitting}"
+        )
+    if processes_per_node == 1:
+        return Network(group, rank, size)
+    ranks = [dist.get_global_rank(group, i) for i in range(size)]
+    node, lane = divmod(rank, processes_per_node)
+    inside = ranks[node * processes_per_node : (node + 1) * processes_per_node]
+    across = ranks[lane::processes_per_node]
+    node_group = dist.new_group(inside, use_local_synchronization=True)
+    lane_group = dist.new_group(across, use_local_synchronization=True)
+    assert isinstance(node_group, dist.ProcessGroup) and isinstance(lane_group, dist.ProcessGroup)
+    return Network(group, rank, size, processes_per_node, node_group, lane_group)
+
+
+def communication_device(network: Network, fallback: torch.device) -> torch.device:
+    """Where small control tensors must live for the group's backend."""
+    return fallback if network.batched else torch.device("cpu")

@@ -1,0 +1,153 @@
+"""Mixing between processes over torch.distributed: one round trip per bucket, gloo or NCCL.
+
+A round yields its terms, (weight, tensor) pairs whose weighted sum is the mix. The caller sums
+them chunk by chunk inside its update, so that each received byte is read from memory once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentlam.algorithms import Reach
+from decentlam.errors import ExchangeError
+from decentlam.exchange.network import Network
+from decentlam.topology import Topology
+
+Terms = list[tuple[float, Tensor]]
+
+
+@dataclass
+class Round:
+    """One bucket's exchange in flight."""
+
+    terms: Terms
+    place: str  # for errors: which step, which bucket, which node
+    timeout: timedelta
+    receives: list[tuple[str, dist.Work | None]] = field(default_factory=list)
+    sends: list[tuple[str, dist.Work | None]] = field(default_factory=list)
+    kept: tuple[Tensor, ...] = ()  # what is being sent must outlive the send
+
+    def wait(self) -> Terms:
+        """Blocks until everything this node waits for has arrived."""
+        _wait_all(self.receives, self.place, self.timeout)
+        return self.terms
+
+    def finish(self) -> None:
+        """Blocks until the message may be overwritten."""
+        _wait_all(self.sends, self.place, self.timeout)
+
+
+class NoExchange:
+    """Every node keeps its own message: one node alone, or a run that measures head-room."""
+
+    def expect(self, messages: Sequence[Tensor], index: int, reach: Reach) -> None:
+        pass
+
+    def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
+        return Round([(1.0, message)], "", timedelta(0))
+
+    def bytes_sent(self, message_bytes: int, index: int, reach: Reach) -> int:
+        return 0
+
+
+class ProcessGroupExchange:
+    """Sends each bucket to the neighbors of this node and receives theirs."""
+
+    def __init__(
+        self, network: Network, topology: Topology, timeout_seconds: float, tag: int = 0
+    ) -> None:
+        self.network = network
+        self.topology = topology
+        self.timeout = timedelta(seconds=timeout_seconds)
+        self.tag = tag  # buckets use tag, tag + 1, ...
+        self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
+        self._expected: dict[int, list[tuple[str, dist.Work | None]]] = {}
+
+    def expect(self, messages: Sequence[Tensor], index: int, reach: Reach) -> None:
+        """Posts the receives of all buckets of a step at once, before anything is sent.
+
+        With gloo a send moves no byte until its receive is posted, and a receive that is already
+        there saves the round trip. Tags keep buckets apart in whatever order they are sent. NCCL
+        has no tags and wants both in one batch, which `start` posts.
+        """
+        if reach is not Reach.NEIGHBORS or self.network.batched:
+            return
+        for slot, message in enumerate(messages):
+            tag, group, peer = self.tag + slot, self.network.group, self.network.peer
+            self._expected[slot] = [
+                (f"node {j}", dist.irecv(buffer, peer(j), group, tag))
+                for j, buffer in self._buffers(slot, message, index)
+            ]
+
+    def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
+        """Starts mixing bucket `slot`; the message must not change until the round is finished."""
+        n = self.network.num_nodes
+        place = f"node {self.network.node}, step {index}, bucket {slot}"
+        if reach is Reach.NOBODY:
+            return Round([(1.0, message)], place, self.timeout)
+        if reach is Reach.EVERYONE:
+            group = self.network.lane_group or self.network.group
+            work = dist.all_reduce(message, group=group, async_op=True)
+            return Round([(1.0 / n, message)], place, self.timeout, [("everyone", work)])
+        row = self.topology.row(self.network.node, index)
+        incoming = self._buffers(slot, message, index)
+        terms = [(row.get(self.network.node, 0.0), message)]
+        terms += [(row[j], buffer) for j, buffer in incoming]
+        outgoing = self.topology.listeners(self.network.node, index)
+        round = Round(terms, place, self.timeout, kept=(message,))
+        if self.network.batched:
+            round.receives = self._batch(message, incoming, outgoing)
+        else:
+            round.receives = self._expected.pop(slot)
+            tag, group, peer = self.tag + slot, self.network.group, self.network.peer
+            round.sends = [
+                (f"node {j}", dist.isend(message, peer(j), group, tag)) for j in outgoing
+            ]
+        return round
+
+    def bytes_sent(self, message_bytes: int, index: int, reach: Reach) -> int:
+        """Bytes this node sends at a step for messages of that total size."""
+        n = self.network.num_nodes
+        if reach is Reach.NEIGHBORS:
+            return message_bytes * len(self.topology.listeners(self.network.node, index))
+        return message_bytes * 2 * (n - 1) // n if reach is Reach.EVERYONE else 0
+
+    def _batch(
+        self, message: Tensor, incoming: list[tuple[int, Tensor]], outgoing: list[int]
+    ) -> list[tuple[str, dist.Work | None]]:
+        group, peer = self.network.group, self.network.peer
+        batch = [dist.P2POp(dist.irecv, buffer, peer(j), group) for j, buffer in incoming]
+        batch += [dist.P2POp(dist.isend, message, peer(j), group) for j in outgoing]
+        return [("a neighbor", work) for work in dist.batch_isend_irecv(batch)] if batch else []
+
+    def _buffers(self, slot: int, message: Tensor, index: int) -> list[tuple[int, Tensor]]:
+        """Where the messages of this step's neighbors go; kept from step to step."""
+        buffers = []
+        for place, j in enumerate(self.topology.neighbors(self.network.node, index)):
+            buffer = self._inbox.get((slot, place))
+            if buffer is None or buffer.shape != message.shape:
+                buffer = self._inbox[slot, place] = torch.empty_like(message)
+            buffers.append((j, buffer))
+        return buffers
+
+
+def _wait_all(works: list[tuple[str, dist.Work | None]], place: str, timeout: timedelta) -> None:
+    while works:
+        peer, work = works[0]
+        try:
+            if work is not None:
+                work.wait(timeout)
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+            raise ExchangeError(
+                f"{place}: the exchange with {peer} failed: {text}\nEither that process died or "
+                f"stopped (see its log), or it was slower than {timeout.total_seconds():g} s; "
+                "raise timeout_seconds if that is normal."
+            ) from error
+        works.pop(0)

@@ -1,0 +1,220 @@
+"""One bucket's way through a step: gradient in, message out, mix back, update."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.exchange.network import Network
+from decentlam.exchange.process_group import Round, Terms
+from decentlam.gradients import all_finite
+from decentlam.layout import Bucket, shaped_like
+
+
+class Flight:
+    """Owns the message buffer and the algorithm's state of a bucket.
+
+    In a node of several processes each of them owns one part of the bucket: gradients are summed
+    into the parts, the part is exchanged and updated, and the parts are gathered again.
+    """
+
+    def __init__(self, bucket: Bucket, algorithm: Algorithm, network: Network) -> None:
+        self.bucket = bucket
+        self.network = network
+        self.algorithm = algorithm
+        size = len(bucket.x) // network.processes_per_node
+        self.part = slice(network.lane * size, (network.lane + 1) * size)
+        self.x = bucket.x[self.part]
+        self.g = bucket.g if network.node_group is None else torch.empty_like(self.x)
+        self.state = algorithm.init(self.x)
+        self.pieces = bucket.pieces(algorithm.layerwise, self.part)
+        self.adaptive = [not algorithm.layerwise or p.ndim > 1 for p in bucket.params]
+        self._cut = [
+            (self.x[s], self.g[s], {name: t[s] for name, t in self.state.items()})
+            for s in self.pieces
+        ]
+        self._z: Tensor | None = None
+        self._gathering: dist.Work | None = None
+        self._kept: list[tuple[slice, Tensor, dict[str, Tensor]]] = []
+        self.round: Round | None = None
+        self.arrived: set[int] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Ready for the next step's gradients."""
+        self.arrived.clear()
+        self.started = False  # the gradient is complete
+        self.sent = False  # the message is formed and on its way
+        self.early = False  # the message left before the gradient was known
+        self.skipped = False
+        self.reducing: dist.Work | None = None
+        self.hyper: dict[str, float] = {}
+        self._version = -1
+        self._kept = []
+
+    # Gradient --------------------------------------------------------------------------------
+
+    def gather_gradients(self) -> None:
+        """Puts every gradient in place; a parameter that got none has gradient zero."""
+        for i, p in enumerate(self.bucket.params):
+            if p.grad is None:
+                self.bucket.g_views[i].zero_()
+            else:
+                self.bucket.adopt_gradient(i)
+
+    def begin(self, skip: bool) -> None:
+        """The gradient is complete: from here on it must not change."""
+        self.started, self.skipped = True, skip
+        if self.network.num_nodes == 1 and self.network.group is None:
+            self._keep_unused()
+        if skip:
+            self.bucket.g.zero_()
+        else:
+            self.gather_gradients()
+        self._version = self.bucket.g._version
+        if self.network.node_group is not None:
+            self.reducing = dist.reduce_scatter_tensor(
+                self.g, self.bucket.g, group=self.network.node_group, async_op=True
+            )
+
+    def gradient_changed(self) -> bool:
+        if self.bucket.g._version != self._version:
+            return True
+        return any(
+            p.grad is not None and p.grad is not view
+            for p, view in zip(self.bucket.params, self.bucket.g_views, strict=True)
+        )
+
+    def nonfinite_gradients(self) -> list[str]:
+        return [] if all_finite(self.g) else self._nonfinite_names(self.g[None])
+
+    # Message ---------------------------------------------------------------------------------
+
+    def message(self, index: int) -> Tensor:
+        """The buffer of this step's message, (payloads, size)."""
+        payloads = self.algorithm.payloads(index)
+        if self._z is None or len(self._z) < payloads:
+            self._z = self.x.new_empty((payloads, len(self.x)))
+        return self._z[:payloads]
+
+    def form_message(self, algorithm: Algorithm, step: Step, check: bool) -> list[str]:
+        """Fills the message buffer; returns the names of parameters that are not finite."""
+        if self.reducing is not None:
+            self.reducing.wait()
+            self.g.div_(self.network.processes_per_node)
+        z = self.message(step.index)
+        finite = True
+        for s, (x, g, state) in zip(self.pieces, self._cut, strict=True):
+            formed = algorithm.message(x, _decayed(g, x, step), state, step)
+            for row, payload in zip(z, _as_tuple(formed), strict=True):
+                row[s].copy_(payload)
+                finite = finite and (not check or math.isfinite(row[s].sum().item()))
+        return [] if finite else self._nonfinite_names(z)
+
+    def _nonfinite_names(self, z: Tensor) -> list[str]:
+        """Parameters with a NaN or infinity in their stretch of z, (payloads, size)."""
+        bad = torch.zeros(len(self.bucket.x), dtype=torch.bool)
+        bad[self.part] = (~torch.isfinite(z)).any(dim=0).cpu()
+        return [
+            name
+            for name, span in zip(self.bucket.names, self.bucket.spans, strict=True)
+            if bad[span].any()
+        ]
+
+    # Update ----------------------------------------------------------------------------------
+
+    def update(self, algorithm: Algorithm, terms: Terms, step: Step) -> None:
+        """x and state from the mix; the terms are summed piece by piece, in the cache."""
+        plain = dataclasses.replace(step, adaptive=False)
+        for i, (s, (x, g, state)) in enumerate(zip(self.pieces, self._cut, strict=True)):
+            mixed = _weighted_sum(terms, s)
+            adaptive = not algorithm.layerwise or self.adaptive[i]
+            algorithm.update(x, _decayed(g, x, step), mixed, state, step if adaptive else plain)
+        if self.network.node_group is not None:
+            self._gathering = dist.all_gather_into_tensor(
+                self.bucket.x, self.x, group=self.network.node_group, async_op=True
+            )
+        for span, x, state in self._kept:
+            self.x[span] = x
+            for name, value in state.items():
+                self.state[name][span] = value
+
+    def land(self) -> None:
+        """Leaves nothing under way: a process may end, or the message change, after a step."""
+        assert self.round is not None
+        self.round.finish()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def _keep_unused(self) -> None:
+        """A node alone treats a parameter without gradient as torch.optim does: untouched."""
+        self._kept = [
+            (
+                span,
+                self.x[span].clone(),
+                {name: t[span].clone() for name, t in self.state.items()},
+            )
+            for p, span in zip(self.bucket.params, self.bucket.spans, strict=True)
+            if p.grad is None
+        ]
+
+    # State -----------------------------------------------------------------------------------
+
+    def state_views(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """The state as torch.optim keeps it, by parameter; a part belongs to the first one."""
+        if self.network.processes_per_node > 1:
+            yield self.bucket.params[0], dict(self.state)
+            yield from ((p, {}) for p in self.bucket.params[1:])
+            return
+        for p, span in zip(self.bucket.params, self.bucket.spans, strict=True):
+            yield p, {name: shaped_like(t[span], p) for name, t in self.state.items()}
+
+    def load_state(self, saved: dict[Tensor, dict[str, Tensor]]) -> None:
+        for p, views in self.state_views():
+            for name, view in views.items():
+                value = saved[p].get(name)
+                if value is None:
+                    view.zero_()
+                elif value.shape != view.shape:
+                    raise ValueError(
+                        f"state {name!r} has shape {tuple(value.shape)}, here it is "
+                        f"{tuple(view.shape)}; it was saved with another bucket_bytes or "
+                        "processes_per_node. Use the same, or decentlam.load_checkpoint."
+                    )
+                else:
+                    view.copy_(value)
+
+    def abandon_early(self) -> None:
+        """Lets a message that left before its gradient arrive, unused."""
+        if self.early and self.round is not None:
+            self.round.wait()
+            self.round.finish()
+            self.early = False
+
+
+def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
+    return torch.add(g, x, alpha=step.weight_decay) if step.weight_decay else g
+
+
+def _as_tuple(message: Message) -> tuple[Tensor, ...]:
+    return message if isinstance(message, tuple) else (message,)
+
+
+def _weighted_sum(terms: Terms, piece: slice) -> Message:
+    rows = tuple(_sum([(w, t[k, piece]) for w, t in terms]) for k in range(len(terms[0][1])))
+    return rows if len(rows) > 1 else rows[0]
+
+
+def _sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+    (weight, first), rest = terms[0], terms[1:]
+    total = first if weight == 1.0 and not rest else first * weight
+    for weight, term in rest:
+        total.add_(term, alpha=weight)
+    return total

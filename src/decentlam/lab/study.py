@@ -1,0 +1,138 @@
+"""A study: recipe -> records -> table and figures, written to a run directory anyone can read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+import decentlam
+
+Record = dict[str, Any]  # plain JSON values
+Tick = Callable[[int, int, str], None]  # (done, total, what), for progress bars
+
+
+@dataclass(frozen=True)
+class Study:
+    """What `decentlam reproduce` needs to know of a study; the functions after `run` are pure."""
+
+    name: str
+    summary: str
+    recipe: Callable[..., Any]  # (nodes, seed, quick) -> a frozen value
+    run: Callable[[Any, Tick], list[Record]]
+    table: Callable[[Sequence[Record]], list[Record]]
+    notes: Callable[[Any, Sequence[Record]], list[str]]
+    figures: Callable[[Sequence[Record]], Mapping[str, Figure]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study found, and the files it was written to."""
+
+    recipe: Any
+    table: list[Record]
+    notes: list[str]
+    files: list[Path]
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """A Tick for those who do not watch."""
+
+
+def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> Result:
+    """Runs the study and writes recipe.json, records.jsonl, table.md and the figures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    records = study.run(recipe, tick)
+    table, notes = study.table(records), study.notes(recipe, records)
+    files = {
+        "recipe.json": json.dumps(describe(study, recipe), indent=2) + "\n",
+        "records.jsonl": "".join(json.dumps(plain(r), allow_nan=False) + "\n" for r in records),
+        "table.md": markdown(table) + "".join(f"\n{note}\n" for note in notes),
+    }
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    figures = [
+        save(figure, directory / f"{name}.{kind}")
+        for name, figure in study.figures(records).items()
+        for kind in ("png", "svg")
+    ]
+    return Result(recipe, table, notes, [*(directory / name for name in files), *figures])
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes the figure; the same figure gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+    with matplotlib.rc_context({"svg.hashsalt": "decentlam"}):
+        figure.savefig(path, dpi=150, metadata=metadata)
+    return path
+
+
+def describe(study: Study, recipe: Any) -> Record:
+    """The recipe's values and the versions that ran it."""
+    return {
+        "study": study.name,
+        "recipe": plain(dataclasses.asdict(recipe)),
+        "versions": {
+            "decentlam": decentlam.__version__,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "matplotlib": matplotlib.__version__,
+        },
+    }
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def markdown(rows: Sequence[Record]) -> str:
+    """The rows as a Markdown table; all rows have the same keys."""
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([show(row[key]) for key in head] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def show(value: Any) -> str:
+    """A table cell: four significant digits; a dash where there is nothing to say."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def fitted_slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """The power p of y ~ x^p, by least squares on the logarithms."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def _commit() -> str | None:
+    """The commit of this source tree, if it is a git checkout of decentlam."""
+    here = Path(__file__).parent
+    command = "git ls-files --error-unmatch study.py >&2 && git rev-parse HEAD"
+    try:
+        found = subprocess.run(
+            ["sh", "-c", command], cwd=here, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None

@@ -1,0 +1,58 @@
+"""One look for every figure: a color, dash and marker per method, light grids, no global state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+GREY = "#777777"
+
+# Paul Tol's "muted" colors, which color-blind readers can tell apart; dashes and markers help
+# where methods lie on one another, and in print.
+_LOOKS: dict[str, tuple[str, str, Any, str]] = {
+    "pmsgd": ("PmSGD", "#000000", "-", "s"),
+    "pmsgd-lars": ("PmSGD + LARS", GREY, (0, (3, 2)), "P"),
+    "dsgd": ("DSGD", "#88CCEE", "-", "s"),
+    "dmsgd": ("DmSGD", "#CC6677", "-", "^"),
+    "da-dmsgd": ("DA-DmSGD", "#999933", (0, (5, 2)), "v"),
+    "awc-dmsgd": ("AWC-DmSGD", "#882255", (0, (5, 2)), "D"),
+    "slowmo": ("SlowMo", "#AA4499", (0, (1, 1)), "X"),
+    "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (4, 2)), "P"),
+    "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1)), ">"),
+    "decentlam": ("DecentLaM", "#332288", "-", "o"),
+}
+
+
+def label(method: str) -> str:
+    """The method's name as the paper spells it."""
+    return _LOOKS[method][0]
+
+
+def color(method: str) -> str:
+    return _LOOKS[method][1]
+
+
+def line(method: str) -> dict[str, Any]:
+    """Arguments of `plot` for a curve of the method."""
+    _, shade, dash, _ = _LOOKS[method]
+    return {"color": shade, "linestyle": dash, "linewidth": 2.2 if method == "decentlam" else 1.5}
+
+
+def points(method: str) -> dict[str, Any]:
+    """Arguments of `plot` for measurements of the method."""
+    _, shade, _, marker = _LOOKS[method]
+    return {"color": shade, "linestyle": "none", "marker": marker, "markersize": 5}
+
+
+def axes(count: int, size: tuple[float, float], columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels."""
+    figure = Figure(figsize=size, layout="constrained")
+    columns = min(columns, count)
+    grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
+    for ax in grid:
+        ax.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, list(grid)

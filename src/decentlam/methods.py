@@ -1,0 +1,159 @@
+"""One optimizer class per method of the paper: `DecentLaM(model.parameters(), lr=0.4, ...)`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch.optim.optimizer import ParamsT
+
+from decentlam import algorithms
+from decentlam.algorithms import Algorithm
+from decentlam.optimizer import DecentralizedOptimizer
+
+log = logging.getLogger(__name__)
+
+
+class DSGD(DecentralizedOptimizer):
+    """x+ = W (x - lr g). Options as in `DecentralizedOptimizer`."""
+
+    def __init__(self, params: ParamsT, lr: float = 1e-3, **options: Any) -> None:
+        super().__init__(params, algorithms.DSGD(), lr, **options)
+
+
+class PmSGD(DecentralizedOptimizer):
+    """m+ = beta m + mean(g); x+ = x - lr m+, what DDP with SGD does; `lars=True` adds LARS."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        lars: bool = False,
+        trust: float = 0.001,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.PmSGD(momentum, nesterov, lars, trust), lr, **options)
+
+
+class DmSGD(DecentralizedOptimizer):
+    """m+ = beta m + g; x+ = W (x - lr m+), Algorithm 1 of the paper."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.DmSGD(momentum, nesterov), lr, **options)
+
+
+class DADmSGD(DecentralizedOptimizer):
+    """DmSGD that averages the momentum too (two payloads per message)."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.DADmSGD(momentum, nesterov), lr, **options)
+
+
+class AWCDmSGD(DecentralizedOptimizer):
+    """m+ = beta m + g; x+ = W x - lr m+; the exchange runs during forward and backward."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        heavy_ball: bool = False,
+        **options: Any,
+    ) -> None:
+        algorithm = algorithms.AWCDmSGD(momentum, nesterov, heavy_ball)
+        super().__init__(params, algorithm, lr, **options)
+
+
+class SlowMo(DecentralizedOptimizer):
+    """tau DmSGD (or local) steps, then an exact average and a step of slow momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        tau: int = 48,
+        slow_beta: float = 0.5,
+        alpha: float = 1.0,
+        base: str = "dmsgd",
+        inner_momentum: str = "keep",
+        **options: Any,
+    ) -> None:
+        algorithm = algorithms.SlowMo(
+            momentum, nesterov, tau, slow_beta, alpha, base, inner_momentum
+        )
+        super().__init__(params, algorithm, lr, **options)
+
+    def _alone(self) -> Algorithm:
+        return _plain_momentum(self._algorithm)
+
+
+class QGDmSGD(DecentralizedOptimizer):
+    """DmSGD whose momentum follows the model's own displacement (quasi-global momentum)."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        mu: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.QGDmSGD(momentum, nesterov, mu), lr, **options)
+
+    def _alone(self) -> Algorithm:
+        return _plain_momentum(self._algorithm)
+
+
+class D2DmSGD(DecentralizedOptimizer):
+    """Exact diffusion with momentum: no inconsistency bias at all."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.D2DmSGD(momentum, nesterov), lr, **options)
+
+
+class DecentLaM(DecentralizedOptimizer):
+    """v+ = beta v + x - W (x - lr g); x+ = x - v+, Algorithm 2 of the paper with v = lr m."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
+
+
+def _plain_momentum(algorithm: Algorithm) -> Algorithm:
+    """A node alone has no network to imitate or to slow down for: momentum SGD."""
+    assert isinstance(algorithm, algorithms.QGDmSGD | algorithms.SlowMo)
+    log.info("one node: %s runs as momentum SGD", type(algorithm).__name__)
+    return algorithms.DmSGD(algorithm.beta, algorithm.nesterov)

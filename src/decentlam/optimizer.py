@@ -1,0 +1,592 @@
+"""One node per process: a torch.optim.Optimizer whose messages travel while backward runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from decentlam import evaluation, gradients
+from decentlam.agreement import check_agreement
+from decentlam.algorithms import Algorithm, Reach, Step, check_compatible, lr_ratio
+from decentlam.errors import NonFiniteError, StaleMessageError
+from decentlam.exchange.network import Network, communication_device, connect
+from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange
+from decentlam.flight import Flight
+from decentlam.launch import init_if_launched
+from decentlam.layout import Bucket, build_buckets
+from decentlam.simulate import check_lr
+from decentlam.statistics import StepStatistics
+from decentlam.topology import Topology, resolve
+
+log = logging.getLogger(__name__)
+
+_tags = itertools.count()  # keeps the messages of several optimizers in one process apart
+_TAGS_EACH = 1 << 14
+
+
+class DecentralizedOptimizer(Optimizer, Joinable):
+    """Runs any `Algorithm` on the processes of a torch.distributed group, one node each.
+
+    Parameters live in flat buckets. A bucket's message is formed and sent as soon as backward has
+    its gradients; `step()` waits for the neighbors' and updates. With `overlap=False` everything
+    happens in `step()`, which clipping, GradScaler and skipping non-finite gradients need.
+    The method classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler then always calls step: neighbors need answers
+
+    def __init__(
+        self,
+        params: ParamsT,
+        algorithm: Algorithm,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.0,
+        topology: str | Topology = "symmetric-exponential",
+        overlap: bool = True,
+        bucket_bytes: int = 25 * 2**20,
+        max_grad_norm: float | None = None,
+        nonfinite: str = "raise",
+        processes_per_node: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        check_lr(lr)
+        _check_options(weight_decay, overlap, bucket_bytes, max_grad_norm, nonfinite)
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be above 0, got {timeout_seconds!r}")
+        defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+        if hasattr(algorithm, "beta"):
+            defaults["momentum"] = algorithm.beta
+            defaults["nesterov"] = getattr(algorithm, "nesterov", False)
+        self._options: dict[str, Any] = {
+            "topology": topology,
+            "overlap": overlap,
+            "bucket_bytes": bucket_bytes,
+            "max_grad_norm": max_grad_norm,
+            "nonfinite": nonfinite,
+            "processes_per_node": processes_per_node,
+            "timeout_seconds": timeout_seconds,
+        }
+        self._algorithm = algorithm
+        self._ready = False
+        super().__init__(params, defaults)
+        Joinable.__init__(self)
+        self._attach(process_group, agree=True)
+
+    # Setting up ------------------------------------------------------------------------------
+
+    def _attach(self, process_group: dist.ProcessGroup | None, agree: bool) -> None:
+        """Joins the network, lays the parameters out and hooks into backward."""
+        options = self._options
+        self._overlap, self._nonfinite = options["overlap"], options["nonfinite"]
+        self._max_grad_norm = options["max_grad_norm"]
+        init_if_launched(self.param_groups[0]["params"][0].device)
+        # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
+        per_node = 1 if _always_everyone(self._algorithm) else options["processes_per_node"]
+        self.network = connect(process_group, per_node)
+        self.topology = resolve(options["topology"], self.network.num_nodes)
+        check_compatible(self._algorithm, self.topology)
+        if self.network.num_nodes == 1:
+            self._algorithm = self._alone()
+        self._statistics = StepStatistics()
+        self._synchronizing = True
+        self._round_open = False
+        self._expected_early = False
+        self._buckets: list[Bucket] = []
+        self._flights: list[Flight] = []
+        self._hooks: list[Any] = []
+        self._tag = next(_tags) * _TAGS_EACH
+        for group in self.param_groups:
+            self._prepare_group(group)
+        self._build()
+        self.use_network(self.network, self.topology)
+        if agree:
+            check_agreement(self.network, self._facts())
+            self._start_equal()
+        self._ready = True
+
+    def _alone(self) -> Algorithm:
+        """What runs when there is only one node, which must be plain momentum SGD."""
+        return self._algorithm
+
+    def _build(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        parts = self.network.processes_per_node
+        self._buckets = build_buckets(self.param_groups, self._options["bucket_bytes"], parts)
+        self._flights = [
+            Flight(b, self._algorithm_of(self.param_groups[b.group]), self.network)
+            for b in self._buckets
+        ]
+        self._hooks = []
+        for flight in self._flights:
+            self._publish_state(flight)
+            for i, p in enumerate(flight.bucket.params):
+                hook = self._make_hook(flight, i)
+                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
+        self._frozen = [
+            p for group in self.param_groups for p in group["params"] if not p.requires_grad
+        ]
+
+    def use_network(self, network: Network, topology: Topology) -> None:
+        """Goes on with another network or topology; only between steps."""
+        self._check_quiet("change the network")
+        self.network, self.topology = network, topology
+        self.exchange: NoExchange | ProcessGroupExchange = (
+            NoExchange()
+            if network.num_nodes == 1
+            else ProcessGroupExchange(
+                network, topology, self._options["timeout_seconds"], self._tag
+            )
+        )
+
+    def _facts(self) -> dict[str, object]:
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        return {
+            "algorithm": repr(self._algorithm),
+            "topology": f"{self.topology!r} {self.topology.fingerprint()}",
+            "number of parameters": sum(len(g["params"]) for g in self.param_groups),
+            "parameters": [
+                (b.names, [(tuple(p.shape), str(p.dtype)) for p in b.params]) for b in self._buckets
+            ],
+            "param groups": groups,
+            "options": {k: v for k, v in self._options.items() if k != "topology"},
+            "optimizers built before": self._tag // _TAGS_EACH,
+        }
+
+    @torch.no_grad()
+    def _start_equal(self) -> None:
+        if self.network.group is not None:
+            source = dist.get_global_rank(self.network.group, 0)
+            for bucket in self._buckets:
+                dist.broadcast(bucket.x, source, group=self.network.group)
+            for p in self._frozen:
+                dist.broadcast(p.data, source, group=self.network.group)
+
+    def _prepare_group(self, group: dict[str, Any]) -> None:
+        """What the recursion remembers of a group besides its tensors; saved with it."""
+        for name in ("step", "previous_lr", "sync_lr"):
+            group.setdefault(name, 0 if name == "step" else None)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if not self._ready:
+            super().add_param_group(param_group)
+            return
+        self._check_quiet("add a param group")
+        super().add_param_group(param_group)
+        self.param_groups[-1]["step"] = self.param_groups[0]["step"]
+        self._prepare_group(self.param_groups[-1])
+        saved = self.state_dict()
+        self._build()
+        self.load_state_dict(saved)
+        check_agreement(self.network, self._facts())
+        self._start_equal_group(len(self.param_groups) - 1)
+
+    def _start_equal_group(self, index: int) -> None:
+        if self.network.group is not None:
+            source = dist.get_global_rank(self.network.group, 0)
+            for bucket in self._buckets:
+                if bucket.group == index:
+                    dist.broadcast(bucket.x, source, group=self.network.group)
+
+    # Backward --------------------------------------------------------------------------------
+
+    def _make_hook(self, flight: Flight, i: int) -> Callable[[Tensor], None]:
+        def on_gradient(p: Tensor) -> None:
+            flight.bucket.adopt_gradient(i)
+            if not (self._overlap and self._synchronizing):
+                return
+            if flight.started:
+                raise StaleMessageError(
+                    f"a second backward reached {flight.bucket.names[i]} before step(), but its "
+                    "message is on the way. Accumulate gradients inside `with opt.no_sync():` "
+                    "(all backwards but the last), or use overlap=False."
+                )
+            flight.arrived.add(i)
+            self._start_ready()
+
+        return on_gradient
+
+    @torch.no_grad()
+    def _start_ready(self) -> None:
+        """Starts the buckets that have all gradients, in bucket order: NCCL hangs otherwise."""
+        for flight in self._flights:
+            if flight.started:
+                continue
+            if len(flight.arrived) < len(flight.bucket.params):
+                return
+            self._begin(flight)
+
+    def _begin(self, flight: Flight, skip: bool = False) -> None:
+        self._open_round()
+        flight.begin(skip)
+        previous = self._flights.index(flight) - 1
+        if flight.reducing is None:
+            self._send(flight)
+        elif previous >= 0 and not self._flights[previous].sent:
+            self._send(self._flights[previous])  # its sum over the node has had time to finish
+
+    def _open_round(self) -> None:
+        """Once per step, before the first message: tells Join, posts all receives."""
+        if self._round_open:
+            return
+        self._round_open = True
+        if self.network.group is not None:
+            Join.notify_join_context(self)
+        self._statistics.begin()
+        if not self._expected_early:
+            self._expect()
+
+    def _expect(self) -> None:
+        index = self.param_groups[0]["step"]
+        messages = [flight.message(index) for flight in self._flights]
+        self.exchange.expect(messages, index, self._algorithm.reach(index))
+
+    def _send(self, flight: Flight) -> None:
+        """Forms the message of one bucket from its gradient and hands it to the exchange."""
+        if flight.sent:
+            return
+        group = self.param_groups[flight.bucket.group]
+        step = self._step_of(group, flight.skipped)
+        bad: list[str] = []
+        if self._nonfinite != "ignore" and not self._algorithm.needs_gradient:
+            bad = flight.nonfinite_gradients()
+        if not bad and not flight.early:
+            bad = self._depart(flight, step)
+        if bad:
+            raise NonFiniteError(
+                f"node {self.network.node}, step {step.index}: {', '.join(bad)} became NaN or "
+                "infinite; nothing of it was sent. Lower lr, or pass nonfinite='skip' with "
+                "overlap=False to leave such gradients out."
+            )
+        flight.sent, flight.hyper = True, self._hyper(group)
+
+    def _depart(self, flight: Flight, step: Step) -> list[str]:
+        """Sends the message unless it is not finite; returns what is not."""
+        algorithm = self._algorithm_of(self.param_groups[flight.bucket.group])
+        bad = flight.form_message(algorithm, step, check=self._nonfinite != "ignore")
+        if not bad:
+            flight.round = self.exchange.start(
+                self._flights.index(flight),
+                flight.message(step.index),
+                step.index,
+                algorithm.reach(step.index),
+            )
+        return bad
+
+    # Step ------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the neighbors' messages and updates; with a closure, evaluates it first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._synchronizing:
+            raise RuntimeError("step() inside no_sync(); leave the context before stepping")
+        self._step()
+        return loss
+
+    @torch.no_grad()
+    def _step(self, absent: bool = False) -> None:
+        """One step; `absent` is a node that ran out of data and only answers its neighbors."""
+        for p in self._frozen:
+            if p.grad is not None:
+                raise RuntimeError(
+                    "a parameter that was frozen when the optimizer was built now has a gradient; "
+                    "build the optimizer after unfreezing it, or pass it to add_param_group"
+                )
+        for flight in self._flights:
+            flight.bucket.check_in_place()
+        skipped = self._prepare_gradients(absent)
+        for flight in self._flights:
+            if not flight.started:
+                self._begin(flight, skipped)
+            self._check_fresh(flight)
+        for flight in self._flights:
+            self._send(flight)
+        self._update(skipped)
+
+    def _prepare_gradients(self, absent: bool) -> bool:
+        """Unscales, checks and clips the whole gradient; True if this step leaves it out."""
+        found_inf = getattr(self, "found_inf", None)
+        if self._overlap:
+            if found_inf is not None:
+                raise StaleMessageError(
+                    "GradScaler with overlap=True: the messages left before it was known whether "
+                    "a gradient overflowed. Build the optimizer with overlap=False, or use "
+                    "bfloat16, which needs no scaler."
+                )
+            return absent
+        if absent:
+            return True
+        for flight in self._flights:
+            flight.gather_gradients()
+        if self._any_in_node(found_inf is not None and float(found_inf) > 0):
+            return True
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            for flight in self._flights:
+                flight.bucket.g.mul_(1.0 / float(scale))
+        if self._nonfinite == "skip":
+            finite = all(gradients.all_finite(flight.bucket.g) for flight in self._flights)
+            if self._any_in_node(not finite):
+                log.warning(
+                    "node %d, step %d: gradient is NaN or infinite, left out",
+                    self.network.node,
+                    self.param_groups[0]["step"],
+                )
+                return True
+        if self._max_grad_norm is not None:
+            self._clip(self._max_grad_norm)
+        return False
+
+    def _any_in_node(self, flag: bool) -> bool:
+        """Whether the flag is set in any process of this node."""
+        if self.network.node_group is None:
+            return flag
+        device = communication_device(self.network, self._buckets[0].x.device)
+        flags = torch.tensor(float(flag), device=device)
+        dist.all_reduce(flags, group=self.network.node_group)
+        return flags.item() > 0
+
+    def _clip(self, max_norm: float) -> None:
+        if self.network.node_group is not None:  # the node's gradient is the mean over processes
+            for flight in self._flights:
+                dist.all_reduce(flight.bucket.g, group=self.network.node_group)
+                flight.bucket.g.div_(self.network.processes_per_node)
+        total = gradients.squared_norm([flight.bucket.g for flight in self._flights]).sqrt().item()
+        factor = gradients.clip_factor(total, max_norm)
+        if factor < 1.0:
+            for flight in self._flights:
+                flight.bucket.g.mul_(factor)
+
+    def _check_fresh(self, flight: Flight) -> None:
+        """A message formed from another gradient or lr than step() sees must not be used."""
+        if not flight.sent or not self._algorithm.needs_gradient:
+            return
+        group = self.param_groups[flight.bucket.group]
+        if flight.hyper != self._hyper(group):
+            raise StaleMessageError(
+                f"lr, momentum or weight decay changed between backward and step(): the message "
+                f"left with {flight.hyper}, the group now has {self._hyper(group)}. Change them "
+                "after step(), as schedulers do, or use overlap=False."
+            )
+        if flight.gradient_changed():
+            raise StaleMessageError(
+                "a gradient changed between backward and step(), but its message had left "
+                "already. To clip, use max_grad_norm=... with overlap=False; for any other change "
+                "use overlap=False."
+            )
+
+    def _update(self, skipped: bool) -> None:
+        index = self.param_groups[0]["step"]
+        reach = self._algorithm.reach(index)
+        waited = 0.0
+        for flight in self._flights:
+            assert flight.round is not None
+            begun = time.perf_counter()
+            terms = flight.round.wait()
+            waited += time.perf_counter() - begun
+            group = self.param_groups[flight.bucket.group]
+            flight.update(self._algorithm_of(group), terms, self._step_of(group, flight.skipped))
+        for flight in self._flights:
+            flight.land()
+        sent = sum(flight.message(index).nbytes for flight in self._flights)
+        self._statistics.end(index, waited, self.exchange.bytes_sent(sent, index, reach), skipped)
+        for group in self.param_groups:
+            group["step"] += 1
+            group["previous_lr"] = check_lr(group["lr"])
+            if reach is Reach.EVERYONE:
+                group["sync_lr"] = group["previous_lr"]
+        for flight in self._flights:
+            flight.reset()
+        self._round_open = False
+        self._expected_early = False
+        if not self._algorithm.needs_gradient and self._overlap:
+            self._start_early()
+
+    def _start_early(self) -> None:
+        """The message needs no gradient: it travels during the next forward and backward."""
+        self._expect()
+        self._expected_early = True
+        for flight in self._flights:
+            self._depart(flight, self._step_of(self.param_groups[flight.bucket.group]))
+            flight.early = True
+
+    # What message and update are called with ----------------------------------------------------
+
+    def _algorithm_of(self, group: dict[str, Any]) -> Algorithm:
+        """The algorithm with this group's momentum, which schedulers may change."""
+        if "momentum" not in group:
+            return self._algorithm
+        changes = {"beta": group["momentum"]}
+        if hasattr(self._algorithm, "nesterov"):
+            changes["nesterov"] = group["nesterov"]
+        if all(getattr(self._algorithm, k) == v for k, v in changes.items()):
+            return self._algorithm
+        return dataclasses.replace(self._algorithm, **changes)  # type: ignore[type-var]
+
+    def _step_of(self, group: dict[str, Any], skip: bool = False) -> Step:
+        lr = check_lr(group["lr"])
+        return Step(
+            group["step"],
+            lr,
+            lr_ratio(lr, group["previous_lr"]),
+            lr_ratio(lr, group["sync_lr"]),
+            0.0 if skip else group["weight_decay"],
+        )
+
+    def _hyper(self, group: dict[str, Any]) -> dict[str, float]:
+        names = ("lr", "weight_decay", "momentum", "nesterov")
+        return {name: float(group[name]) for name in names if name in group}
+
+    # Accumulation, evaluation, statistics -------------------------------------------------------
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward only accumulates gradients; nothing is sent."""
+        before, self._synchronizing = self._synchronizing, False
+        try:
+            yield
+        finally:
+            self._synchronizing = before
+
+    @contextlib.contextmanager
+    def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Inside, parameters and the model's floating buffers are their mean over all nodes.
+
+        Every process must enter. Afterwards everything is restored to the bit.
+        """
+        self._check_quiet("average the model")
+        with evaluation.averaged([b.x for b in self._buckets], model, self.network):
+            yield
+
+    def merge(self, model: nn.Module | None = None) -> None:
+        """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
+        self._check_quiet("merge the nodes")
+        evaluation.average_([b.x for b in self._buckets], model, self.network)
+
+    def consensus_distance(self) -> float:
+        """sqrt of the mean squared distance of the nodes' parameters from their average."""
+        self._check_quiet("measure the consensus distance")
+        return evaluation.consensus_distance([b.x for b in self._buckets], self.network)
+
+    @property
+    def statistics(self) -> StepStatistics:
+        """What the last step cost: time waited, bytes sent, share of the exchange hidden."""
+        return self._statistics
+
+    def _check_quiet(self, what: str) -> None:
+        if getattr(self, "_round_open", False):
+            raise RuntimeError(f"cannot {what} between backward and step(); call step() first")
+
+    # State -----------------------------------------------------------------------------------
+
+    def _publish_state(self, flight: Flight) -> None:
+        """Shows the flat state as per-parameter views, the form torch saves and loads."""
+        for p, views in flight.state_views():
+            self.state[p] = views
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._check_quiet("load a state")
+        self._finish_rounds()
+        super().load_state_dict(state_dict)
+        for flight in self._flights:
+            flight.load_state({p: self.state.get(p, {}) for p in flight.bucket.params})
+            self._publish_state(flight)
+
+    def _finish_rounds(self) -> None:
+        for flight in self._flights:
+            flight.abandon_early()
+        self._expected_early = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            "_options": self._options,
+            "_algorithm": self._algorithm,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fresh = "_options" in state  # unpickled or deep-copied, not load_state_dict
+        self._ready = False if fresh else self._ready
+        super().__setstate__(state)
+        if fresh:
+            Joinable.__init__(self)
+            values = {p: dict(s) for p, s in self.state.items()}
+            self._attach(None, agree=False)
+            for flight in self._flights:
+                flight.load_state({p: values.get(p, {}) for p in flight.bucket.params})
+
+    # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        if self.network.processes_per_node > 1:
+            raise ValueError(
+                "Join works with one process per node; with processes_per_node="
+                f"{self.network.processes_per_node} give every process the same number of batches"
+            )
+        return _AnswerNeighbors(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return communication_device(self.network, self._buckets[0].x.device)
+
+    @property
+    def join_process_group(self) -> Any:
+        return self.network.group
+
+
+class _AnswerNeighbors(JoinHook):
+    """A node without data goes on mixing, with a zero gradient, until all have finished."""
+
+    def __init__(self, optimizer: DecentralizedOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def main_hook(self) -> None:
+        self.optimizer._step(absent=True)
+
+
+def _always_everyone(algorithm: Algorithm) -> bool:
+    return all(algorithm.reach(k) is Reach.EVERYONE for k in (0, 1))
+
+
+def _check_options(
+    weight_decay: float,
+    overlap: bool,
+    bucket_bytes: int,
+    max_grad_norm: float | None,
+    nonfinite: str,
+) -> None:
+    if not weight_decay >= 0:
+        raise ValueError(f"weight_decay must be 0 or more, got {weight_decay!r}")
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be a whole number above 0, got {bucket_bytes!r}")
+    if nonfinite not in ("raise", "skip", "ignore"):
+        raise ValueError(f"unknown nonfinite {nonfinite!r}; choose from raise, skip, ignore")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm must be above 0 or None, got {max_grad_norm!r}")
+    if overlap and max_grad_norm is not None:
+        raise ValueError(
+            "max_grad_norm needs the whole gradient before anything is sent; "
+            "pass overlap=False with it"
+        )
+    if overlap and nonfinite == "skip":
+        raise ValueError(
+            "nonfinite='skip' needs the whole gradient before anything is sent; "
+            "pass overlap=False with it"
+        )

@@ -1,0 +1,110 @@
+"""What the processes of the distributed tests run; importable, because they are spawned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import decentlam
+
+CLASSES = {
+    "pmsgd": decentlam.PmSGD,
+    "pmsgd-lars": decentlam.PmSGD,
+    "dsgd": decentlam.DSGD,
+    "dmsgd": decentlam.DmSGD,
+    "da-dmsgd": decentlam.DADmSGD,
+    "awc-dmsgd": decentlam.AWCDmSGD,
+    "slowmo": decentlam.SlowMo,
+    "qg-dmsgd": decentlam.QGDmSGD,
+    "d2-dmsgd": decentlam.D2DmSGD,
+    "decentlam": decentlam.DecentLaM,
+}
+
+
+class Quadratic(nn.Module):
+    """f_i(w) = 1/2 |w - t_i|^2_H over several parameters of different shapes; float64."""
+
+    SHAPES = ((3, 4), (5,), (2, 3, 2), (7, 2), (1,))
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weights = nn.ParameterList(
+            [nn.Parameter(_randn(shape, generator)) for shape in self.SHAPES]
+        )
+
+    def forward(self, targets: list[Tensor], scale: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for w, t, s in zip(self.weights, targets, scale, strict=True):
+            total = total + 0.5 * s * (w - t).square().sum()
+        return total
+
+
+def _randn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def targets_of(node: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 + node)
+    return [3 * _randn(shape, generator) for shape in Quadratic.SHAPES]
+
+
+SCALE = torch.tensor([0.5, 1.0, 1.5, 0.7, 2.0], dtype=torch.float64)
+
+
+def lr_at(step: int, lr: float = 0.05) -> float:
+    """Warm-up from zero, a jump, two zeros in a row, then a decay to zero at step 29."""
+    if step < 4:
+        return lr * step / 4
+    if step in (12, 13):
+        return 0.0
+    return lr * (0.3 if step > 17 else 1.0) * (0.0 if step == 29 else 1.0)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train_quadratic(method: str, steps: int, options: dict[str, Any]) -> list[Tensor]:
+    """Trajectory of this node, (steps, d)."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.manual_seed(rank)
+    model = Quadratic(seed=rank)  # different on purpose: the optimizer must make them equal
+    optimizer = CLASSES[method](model.parameters(), lr=0.0, **options)
+    trajectory = []
+    targets = targets_of(rank)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step)
+        optimizer.zero_grad(set_to_none=step % 3 != 0)
+        model(targets, SCALE).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+def simulate_quadratic(
+    method: str, topology: Any, n: int, steps: int, **options: Any
+) -> list[Tensor]:
+    """The same run on simulated nodes: a list of (n, d)."""
+    x0 = flat(Quadratic(seed=0)).expand(n, -1)
+    targets = torch.stack([torch.cat([t.reshape(-1) for t in targets_of(i)]) for i in range(n)])
+    sizes = [torch.Size(shape).numel() for shape in Quadratic.SHAPES]
+    scale = SCALE.repeat_interleave(torch.tensor(sizes))
+    trajectory: list[Tensor] = []
+    hyper = {k: v for k, v in options.items() if k not in ("lars",)}
+    nodes = decentlam.Nodes(
+        method,
+        topology,
+        x0,
+        layers=sizes,
+        adaptive=[len(shape) > 1 for shape in Quadratic.SHAPES],
+        **hyper,
+    )
+    for step in range(steps):
+        nodes.step(scale * (nodes.x - targets), lr_at(step))
+        trajectory.append(nodes.x.clone())
+    return trajectory
