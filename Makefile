@@ -52,6 +52,6 @@ $(READY): requirements.txt pyproject.toml
 		"Try: make PYTHON=python3.12 test" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.txt uv
-	$(BIN)/uv pip install --python $(BIN)/python --requirements requirements.txt
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --requirements requirements.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@

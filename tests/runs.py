@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +25,51 @@ CLASSES = {
     "d2-dmsgd": decentlam.D2DmSGD,
     "decentlam": decentlam.DecentLaM,
 }
+
+
+# Many scenarios in one group of processes -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a scenario that raised leaves behind in one process."""
+
+    text: str
+
+
+Scenario = tuple[str, Callable[..., Any], dict[str, Any]]
+
+
+def run_scenarios(scenarios: Sequence[Scenario], own_group: bool = False) -> dict[str, Any]:
+    """Runs them one after the other in this process; {name: result or Failure}.
+
+    With `own_group` each gets `process_group=`, a group of its own, so that what one leaves
+    broken, as a test of an error does, cannot reach the next. Without, the first failure ends it.
+    """
+    results: dict[str, Any] = {}
+    for name, function, arguments in scenarios:
+        if own_group:
+            dist.barrier()
+            arguments = {**arguments, "process_group": dist.new_group()}
+        try:
+            results[name] = function(**arguments)
+        except Exception:
+            results[name] = Failure(traceback.format_exc())
+            if not own_group:
+                break
+    return results
+
+
+def outcomes(everyone: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """The results of one scenario in all processes; an error there is an error here."""
+    for rank, results in enumerate(everyone):
+        result = results.get(name, Failure("not reached, because a scenario before it failed"))
+        if isinstance(result, Failure):
+            raise AssertionError(f"process {rank}, {name}: {result.text}")
+    return [results[name] for results in everyone]
+
+
+# The quadratic on which trajectories are compared with the simulator ----------------------------
 
 
 class Quadratic(nn.Module):

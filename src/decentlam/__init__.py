@@ -19,6 +19,7 @@ from decentlam.methods import DmSGD as DmSGD
 from decentlam.methods import PmSGD as PmSGD
 from decentlam.methods import QGDmSGD as QGDmSGD
 from decentlam.methods import SlowMo as SlowMo
+from decentlam.module import SimulatedModule as SimulatedModule
 from decentlam.optimizer import DecentralizedOptimizer as DecentralizedOptimizer
 from decentlam.simulate import Nodes as Nodes
 from decentlam.simulate import simulate as simulate

@@ -56,6 +56,7 @@ class Flight:
         self.reducing: dist.Work | None = None
         self.hyper: dict[str, float] = {}
         self._version = -1
+        self._departed: int | None = None
         self._kept = []
 
     # Gradient --------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ class Flight:
     def begin(self, skip: bool) -> None:
         """The gradient is complete: from here on it must not change."""
         self.started, self.skipped = True, skip
-        if self.network.num_nodes == 1 and self.network.group is None:
+        if self.network.num_processes == 1:
             self._keep_unused()
         if skip:
             self.bucket.g.zero_()
@@ -83,6 +84,13 @@ class Flight:
                 self.g, self.bucket.g, group=self.network.node_group, async_op=True
             )
 
+    def complete_gradient(self) -> None:
+        """In a node of several processes: the mean gradient of this process's part."""
+        if self.reducing is not None:
+            self.reducing.wait()
+            self.reducing = None
+            self.g.div_(self.network.processes_per_node)
+
     def gradient_changed(self) -> bool:
         if self.bucket.g._version != self._version:
             return True
@@ -90,6 +98,13 @@ class Flight:
             p.grad is not None and p.grad is not view
             for p, view in zip(self.bucket.params, self.bucket.g_views, strict=True)
         )
+
+    def parameters_changed(self) -> bool:
+        """Whether somebody else wrote to a parameter since its message was formed."""
+        return self._departed is not None and self._departed != self._parameter_versions()
+
+    def _parameter_versions(self) -> int:
+        return sum(p._version for p in self.bucket.params)  # ours are writes to x, not to p
 
     def nonfinite_gradients(self) -> list[str]:
         return [] if all_finite(self.g) else self._nonfinite_names(self.g[None])
@@ -103,11 +118,15 @@ class Flight:
             self._z = self.x.new_empty((payloads, len(self.x)))
         return self._z[:payloads]
 
+    def message_bytes(self, index: int) -> int:
+        return self.algorithm.payloads(index) * self.x.nbytes
+
+    def held_message_bytes(self) -> int:
+        return 0 if self._z is None else self._z.nbytes
+
     def form_message(self, algorithm: Algorithm, step: Step, check: bool) -> list[str]:
         """Fills the message buffer; returns the names of parameters that are not finite."""
-        if self.reducing is not None:
-            self.reducing.wait()
-            self.g.div_(self.network.processes_per_node)
+        self._departed = self._parameter_versions()
         z = self.message(step.index)
         finite = True
         for s, (x, g, state) in zip(self.pieces, self._cut, strict=True):
@@ -133,9 +152,10 @@ class Flight:
         """x and state from the mix; the terms are summed piece by piece, in the cache."""
         plain = dataclasses.replace(step, adaptive=False)
         for i, (s, (x, g, state)) in enumerate(zip(self.pieces, self._cut, strict=True)):
-            mixed = _weighted_sum(terms, s)
+            g = _decayed(g, x, step)
+            mixed = _weighted_sum(terms, s) if terms else algorithm.message(x, g, state, step)
             adaptive = not algorithm.layerwise or self.adaptive[i]
-            algorithm.update(x, _decayed(g, x, step), mixed, state, step if adaptive else plain)
+            algorithm.update(x, g, mixed, state, step if adaptive else plain)
         if self.network.node_group is not None:
             self._gathering = dist.all_gather_into_tensor(
                 self.bucket.x, self.x, group=self.network.node_group, async_op=True

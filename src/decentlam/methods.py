@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from torch.optim.optimizer import ParamsT
@@ -11,17 +10,25 @@ from decentlam import algorithms
 from decentlam.algorithms import Algorithm
 from decentlam.optimizer import DecentralizedOptimizer
 
-log = logging.getLogger(__name__)
+
+class Method(DecentralizedOptimizer):
+    """What the methods share: one node alone has nobody to average with, and is momentum SGD."""
+
+    def _alone(self, algorithm: Algorithm) -> Algorithm:
+        if isinstance(algorithm, algorithms.PmSGD):
+            return algorithm
+        beta, nesterov = getattr(algorithm, "beta", 0.0), getattr(algorithm, "nesterov", False)
+        return algorithms.PmSGD(beta, nesterov)
 
 
-class DSGD(DecentralizedOptimizer):
+class DSGD(Method):
     """x+ = W (x - lr g). Options as in `DecentralizedOptimizer`."""
 
     def __init__(self, params: ParamsT, lr: float = 1e-3, **options: Any) -> None:
         super().__init__(params, algorithms.DSGD(), lr, **options)
 
 
-class PmSGD(DecentralizedOptimizer):
+class PmSGD(Method):
     """m+ = beta m + mean(g); x+ = x - lr m+, what DDP with SGD does; `lars=True` adds LARS."""
 
     def __init__(
@@ -37,7 +44,7 @@ class PmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.PmSGD(momentum, nesterov, lars, trust), lr, **options)
 
 
-class DmSGD(DecentralizedOptimizer):
+class DmSGD(Method):
     """m+ = beta m + g; x+ = W (x - lr m+), Algorithm 1 of the paper."""
 
     def __init__(
@@ -51,7 +58,7 @@ class DmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.DmSGD(momentum, nesterov), lr, **options)
 
 
-class DADmSGD(DecentralizedOptimizer):
+class DADmSGD(Method):
     """DmSGD that averages the momentum too (two payloads per message)."""
 
     def __init__(
@@ -65,7 +72,7 @@ class DADmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.DADmSGD(momentum, nesterov), lr, **options)
 
 
-class AWCDmSGD(DecentralizedOptimizer):
+class AWCDmSGD(Method):
     """m+ = beta m + g; x+ = W x - lr m+; the exchange runs during forward and backward."""
 
     def __init__(
@@ -81,7 +88,7 @@ class AWCDmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithm, lr, **options)
 
 
-class SlowMo(DecentralizedOptimizer):
+class SlowMo(Method):
     """tau DmSGD (or local) steps, then an exact average and a step of slow momentum."""
 
     def __init__(
@@ -102,11 +109,8 @@ class SlowMo(DecentralizedOptimizer):
         )
         super().__init__(params, algorithm, lr, **options)
 
-    def _alone(self) -> Algorithm:
-        return _plain_momentum(self._algorithm)
 
-
-class QGDmSGD(DecentralizedOptimizer):
+class QGDmSGD(Method):
     """DmSGD whose momentum follows the model's own displacement (quasi-global momentum)."""
 
     def __init__(
@@ -120,11 +124,8 @@ class QGDmSGD(DecentralizedOptimizer):
     ) -> None:
         super().__init__(params, algorithms.QGDmSGD(momentum, nesterov, mu), lr, **options)
 
-    def _alone(self) -> Algorithm:
-        return _plain_momentum(self._algorithm)
 
-
-class D2DmSGD(DecentralizedOptimizer):
+class D2DmSGD(Method):
     """Exact diffusion with momentum: no inconsistency bias at all."""
 
     def __init__(
@@ -138,7 +139,7 @@ class D2DmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.D2DmSGD(momentum, nesterov), lr, **options)
 
 
-class DecentLaM(DecentralizedOptimizer):
+class DecentLaM(Method):
     """v+ = beta v + x - W (x - lr g); x+ = x - v+, Algorithm 2 of the paper with v = lr m."""
 
     def __init__(
@@ -150,10 +151,3 @@ class DecentLaM(DecentralizedOptimizer):
         **options: Any,
     ) -> None:
         super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
-
-
-def _plain_momentum(algorithm: Algorithm) -> Algorithm:
-    """A node alone has no network to imitate or to slow down for: momentum SGD."""
-    assert isinstance(algorithm, algorithms.QGDmSGD | algorithms.SlowMo)
-    log.info("one node: %s runs as momentum SGD", type(algorithm).__name__)
-    return algorithms.DmSGD(algorithm.beta, algorithm.nesterov)

@@ -22,7 +22,7 @@ from decentlam.agreement import check_agreement
 from decentlam.algorithms import Algorithm, Reach, Step, check_compatible, lr_ratio
 from decentlam.errors import NonFiniteError, StaleMessageError
 from decentlam.exchange.network import Network, communication_device, connect
-from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange
+from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, Round
 from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
@@ -80,7 +80,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             "processes_per_node": processes_per_node,
             "timeout_seconds": timeout_seconds,
         }
-        self._algorithm = algorithm
+        self._algorithm = self._method = algorithm
         self._ready = False
         super().__init__(params, defaults)
         Joinable.__init__(self)
@@ -91,6 +91,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _attach(self, process_group: dist.ProcessGroup | None, agree: bool) -> None:
         """Joins the network, lays the parameters out and hooks into backward."""
         options = self._options
+        self._algorithm = self._method
         self._overlap, self._nonfinite = options["overlap"], options["nonfinite"]
         self._max_grad_norm = options["max_grad_norm"]
         init_if_launched(self.param_groups[0]["params"][0].device)
@@ -100,7 +101,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self.topology = resolve(options["topology"], self.network.num_nodes)
         check_compatible(self._algorithm, self.topology)
         if self.network.num_nodes == 1:
-            self._algorithm = self._alone()
+            self._algorithm = self._alone(self._method)
         self._statistics = StepStatistics()
         self._synchronizing = True
         self._round_open = False
@@ -118,9 +119,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._start_equal()
         self._ready = True
 
-    def _alone(self) -> Algorithm:
-        """What runs when there is only one node, which must be plain momentum SGD."""
-        return self._algorithm
+    def _alone(self, algorithm: Algorithm) -> Algorithm:
+        """What runs when there is only one node."""
+        return algorithm
 
     def _build(self) -> None:
         for handle in self._hooks:
@@ -207,7 +208,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _make_hook(self, flight: Flight, i: int) -> Callable[[Tensor], None]:
         def on_gradient(p: Tensor) -> None:
             flight.bucket.adopt_gradient(i)
-            if not (self._overlap and self._synchronizing):
+            if not (self._synchronizing and self._sends_in_backward):
                 return
             if flight.started:
                 raise StaleMessageError(
@@ -219,6 +220,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._start_ready()
 
         return on_gradient
+
+    @property
+    def _sends_in_backward(self) -> bool:
+        """False also when this step sends nothing: gradients may then change until step()."""
+        reach = self._algorithm.reach(self.param_groups[0]["step"])
+        return self._overlap and not self.exchange.silent(reach)
 
     @torch.no_grad()
     def _start_ready(self) -> None:
@@ -252,8 +259,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     def _expect(self) -> None:
         index = self.param_groups[0]["step"]
-        messages = [flight.message(index) for flight in self._flights]
-        self.exchange.expect(messages, index, self._algorithm.reach(index))
+        reach = self._algorithm.reach(index)
+        if not self.exchange.silent(reach):
+            messages = {i: flight.message(index) for i, flight in enumerate(self._flights)}
+            self.exchange.expect(messages, index, reach)
 
     def _send(self, flight: Flight) -> None:
         """Forms the message of one bucket from its gradient and hands it to the exchange."""
@@ -277,13 +286,18 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _depart(self, flight: Flight, step: Step) -> list[str]:
         """Sends the message unless it is not finite; returns what is not."""
         algorithm = self._algorithm_of(self.param_groups[flight.bucket.group])
+        reach = algorithm.reach(step.index)
+        flight.complete_gradient()
+        if self.exchange.silent(reach):
+            flight.round = Round.silent()
+            return []
         bad = flight.form_message(algorithm, step, check=self._nonfinite != "ignore")
         if not bad:
             flight.round = self.exchange.start(
                 self._flights.index(flight),
                 flight.message(step.index),
                 step.index,
-                algorithm.reach(step.index),
+                reach,
             )
         return bad
 
@@ -323,7 +337,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _prepare_gradients(self, absent: bool) -> bool:
         """Unscales, checks and clips the whole gradient; True if this step leaves it out."""
         found_inf = getattr(self, "found_inf", None)
-        if self._overlap:
+        if self._sends_in_backward:
             if found_inf is not None:
                 raise StaleMessageError(
                     "GradScaler with overlap=True: the messages left before it was known whether "
@@ -376,6 +390,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     def _check_fresh(self, flight: Flight) -> None:
         """A message formed from another gradient or lr than step() sees must not be used."""
+        if flight.parameters_changed():
+            raise StaleMessageError(
+                "a parameter changed while its message was on the way (by load_state_dict or an "
+                "assignment between backward and step(), or with AWC-DmSGD after step()). Change "
+                "parameters between step() and backward, and with AWC-DmSGD use overlap=False."
+            )
         if not flight.sent or not self._algorithm.needs_gradient:
             return
         group = self.param_groups[flight.bucket.group]
@@ -405,7 +425,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             flight.update(self._algorithm_of(group), terms, self._step_of(group, flight.skipped))
         for flight in self._flights:
             flight.land()
-        sent = sum(flight.message(index).nbytes for flight in self._flights)
+        sent = sum(flight.message_bytes(index) for flight in self._flights)
         self._statistics.end(index, waited, self.exchange.bytes_sent(sent, index, reach), skipped)
         for group in self.param_groups:
             group["step"] += 1
@@ -490,6 +510,16 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """What the last step cost: time waited, bytes sent, share of the exchange hidden."""
         return self._statistics
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes this process holds for training, by kind."""
+        return {
+            "parameters": sum(b.x.nbytes for b in self._buckets),
+            "gradients": sum(b.g.nbytes for b in self._buckets),
+            "state": sum(t.nbytes for f in self._flights for t in f.state.values()),
+            "messages": sum(f.held_message_bytes() for f in self._flights),
+            "received": self.exchange.memory_bytes(),
+        }
+
     def _check_quiet(self, what: str) -> None:
         if getattr(self, "_round_open", False):
             raise RuntimeError(f"cannot {what} between backward and step(); call step() first")
@@ -518,7 +548,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return {
             **super().__getstate__(),
             "_options": self._options,
-            "_algorithm": self._algorithm,
+            "_method": self._method,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

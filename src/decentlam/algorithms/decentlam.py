@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.base import Algorithm, check_between, momentum_step_
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class DecentLaM(Algorithm):
     def update(self, x, g, mixed, state, step):
         v = state["v"]
         drift = x - mixed
-        v.mul_(self.beta * step.lr_ratio).add_(drift)
         if self.nesterov and step.lr > 0:  # at lr = 0 looking ahead would over-relax the gossip
+            v.mul_(self.beta * step.lr_ratio).add_(drift)
             x.sub_(drift).sub_(v, alpha=self.beta)
         else:
-            x.sub_(v)
+            momentum_step_(x, drift, v, 1.0, self.beta * step.lr_ratio)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, momentum
+from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, momentum_step_
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,9 @@ class PmSGD(Algorithm):
         return g
 
     def update(self, x, g, mixed, state, step):
-        m = state["m"]
         if self.lars and step.adaptive:
             mixed = mixed * self._layer_rate(x, mixed, step)
-        x.sub_(momentum(mixed, m, self.beta, self.nesterov), alpha=step.lr)
-        m.mul_(self.beta).add_(mixed)
+        momentum_step_(x, mixed, state["m"], step.lr, self.beta, self.nesterov)
 
     def _layer_rate(self, x: Tensor, g: Tensor, step: Step) -> Tensor:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

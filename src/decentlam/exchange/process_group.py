@@ -1,12 +1,13 @@
 """Mixing between processes over torch.distributed: one round trip per bucket, gloo or NCCL.
 
-A round yields its terms, (weight, tensor) pairs whose weighted sum is the mix. The caller sums
-them chunk by chunk inside its update, so that each received byte is read from memory once.
+A round yields its terms, (weight, tensor) pairs whose weighted sum is the mix; none at all if
+nobody takes part. The caller sums them chunk by chunk inside its update, so that each received
+byte is read from memory once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -33,6 +34,11 @@ class Round:
     sends: list[tuple[str, dist.Work | None]] = field(default_factory=list)
     kept: tuple[Tensor, ...] = ()  # what is being sent must outlive the send
 
+    @classmethod
+    def silent(cls) -> Round:
+        """Nobody takes part: over before it began."""
+        return cls([], "", timedelta(0))
+
     def wait(self) -> Terms:
         """Blocks until everything this node waits for has arrived."""
         _wait_all(self.receives, self.place, self.timeout)
@@ -46,13 +52,19 @@ class Round:
 class NoExchange:
     """Every node keeps its own message: one node alone, or a run that measures head-room."""
 
-    def expect(self, messages: Sequence[Tensor], index: int, reach: Reach) -> None:
+    def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         pass
 
     def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
-        return Round([(1.0, message)], "", timedelta(0))
+        return Round.silent()
+
+    def silent(self, reach: Reach) -> bool:
+        return True
 
     def bytes_sent(self, message_bytes: int, index: int, reach: Reach) -> int:
+        return 0
+
+    def memory_bytes(self) -> int:
         return 0
 
 
@@ -69,8 +81,8 @@ class ProcessGroupExchange:
         self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
         self._expected: dict[int, list[tuple[str, dist.Work | None]]] = {}
 
-    def expect(self, messages: Sequence[Tensor], index: int, reach: Reach) -> None:
-        """Posts the receives of all buckets of a step at once, before anything is sent.
+    def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
+        """Posts the receives of all buckets of a step, {bucket: message}, before anything is sent.
 
         With gloo a send moves no byte until its receive is posted, and a receive that is already
         there saves the round trip. Tags keep buckets apart in whatever order they are sent. NCCL
@@ -78,19 +90,21 @@ class ProcessGroupExchange:
         """
         if reach is not Reach.NEIGHBORS or self.network.batched:
             return
-        for slot, message in enumerate(messages):
+        for slot, message in messages.items():
             tag, group, peer = self.tag + slot, self.network.group, self.network.peer
             self._expected[slot] = [
                 (f"node {j}", dist.irecv(buffer, peer(j), group, tag))
                 for j, buffer in self._buffers(slot, message, index)
             ]
 
+    def silent(self, reach: Reach) -> bool:
+        """Whether nothing is sent: the node's own message is the mix, and is never stored."""
+        return reach is Reach.NOBODY
+
     def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
         """Starts mixing bucket `slot`; the message must not change until the round is finished."""
         n = self.network.num_nodes
         place = f"node {self.network.node}, step {index}, bucket {slot}"
-        if reach is Reach.NOBODY:
-            return Round([(1.0, message)], place, self.timeout)
         if reach is Reach.EVERYONE:
             group = self.network.lane_group or self.network.group
             work = dist.all_reduce(message, group=group, async_op=True)
@@ -117,6 +131,10 @@ class ProcessGroupExchange:
         if reach is Reach.NEIGHBORS:
             return message_bytes * len(self.topology.listeners(self.network.node, index))
         return message_bytes * 2 * (n - 1) // n if reach is Reach.EVERYONE else 0
+
+    def memory_bytes(self) -> int:
+        """Bytes of the receive buffers."""
+        return sum(buffer.nbytes for buffer in self._inbox.values())
 
     def _batch(
         self, message: Tensor, incoming: list[tuple[int, Tensor]], outgoing: list[int]

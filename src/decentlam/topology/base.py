@@ -30,8 +30,8 @@ class Topology:
     >>> net = ring(4)
     >>> net.neighbors(0)
     [1, 3]
-    >>> net.weights(0)[0].tolist()
-    [0.3333333333333333, 0.3333333333333333, 0.0, 0.3333333333333333]
+    >>> net.weights(0)[0]
+    tensor([0.3333, 0.3333, 0.0000, 0.3333], dtype=torch.float64)
     """
 
     name: str

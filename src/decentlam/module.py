@@ -1,0 +1,223 @@
+"""A real torch module trained on n simulated nodes in one process, all nodes in one call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from decentlam.algorithms import Algorithm
+from decentlam.simulate import Nodes, check_lr
+from decentlam.topology import Topology, resolve
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+class SimulatedModule:
+    """n copies of a model, each with its own data, that average as the algorithm says.
+
+    All nodes start from `model`, which is left alone. Every node has its own parameters and its own
+    buffers, so batch norm keeps n running statistics as n separate modules would; dropout draws
+    differently on every node. Frozen parameters stay as they are, tied ones count once. A parameter
+    that a step does not use has gradient zero. The model must be one that `torch.func.vmap` can
+    run: no branch may depend on a tensor's values.
+
+    >>> import torch, decentlam
+    >>> nodes = decentlam.SimulatedModule(torch.nn.Linear(3, 1), "decentlam", "ring", 8, lr=0.1)
+    >>> inputs, targets = torch.randn(8, 16, 3), torch.randn(8, 16, 1)  # (nodes, batch, ...)
+    >>> nodes.step(torch.nn.functional.mse_loss, inputs, targets).shape
+    torch.Size([8])
+    >>> nodes.averaged()
+    Linear(in_features=3, out_features=1, bias=True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: str | Algorithm,
+        topology: str | Topology,
+        num_nodes: int | None = None,
+        lr: float = 1e-3,
+        momentum: float | None = None,
+        weight_decay: float = 0.0,
+        **hyper: Any,
+    ) -> None:
+        """`num_nodes` may be left out when `topology` is a Topology; the rest as in `simulate`."""
+        if isinstance(topology, Topology) and num_nodes is None:
+            num_nodes = topology.num_nodes
+        if num_nodes is None:
+            raise ValueError(
+                f"how many nodes has {topology!r}? Pass num_nodes, or a Topology such as ring(8)"
+            )
+        topology = resolve(topology, num_nodes)
+        self.num_nodes = topology.num_nodes
+        self._model = copy.deepcopy(model)
+        self._model.zero_grad(set_to_none=True)
+        self._loss = _Loss(self._model)
+        trained = {name: p for name, p in self._loss.named_parameters() if _is_trained(p)}
+        self._nodes = Nodes(
+            algorithm,
+            topology,
+            _flat(trained).expand(self.num_nodes, -1),
+            momentum,
+            weight_decay=weight_decay,
+            layers=[p.numel() for p in trained.values()],
+            adaptive=[p.ndim > 1 for p in trained.values()],
+            **hyper,
+        )
+        pieces = self.x.split([p.numel() for p in trained.values()], dim=1)
+        self._parameters = {  # views of x
+            name: piece.view(self.num_nodes, *p.shape)
+            for (name, p), piece in zip(trained.items(), pieces, strict=True)
+        }
+        self.buffers: dict[str, Tensor] = {  # by name, (n, ...)
+            name: buffer.detach().expand(self.num_nodes, *buffer.shape).clone()
+            for name, buffer in self._model.named_buffers()
+        }
+        self._counters = _batch_norm_counters(self._model)
+        self.lr = lr
+
+    @property
+    def lr(self) -> float:
+        return self._lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._lr = check_lr(lr)
+
+    @property
+    def x(self) -> Tensor:
+        """All parameters that are trained, (n, d), in the order of `model.named_parameters()`."""
+        return self._nodes.x
+
+    def step(
+        self, loss_fn: Loss, inputs: Tensor, targets: Tensor, lr: float | None = None
+    ) -> Tensor:
+        """One training step of all nodes; returns their losses before it, (n,).
+
+        Node i takes the gradient of `loss_fn(model(inputs[i]), targets[i])`, a scalar. `lr` holds
+        for this step only. If a gradient is not finite, nothing has changed.
+        """
+        for name, data in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(data, Tensor) or data.ndim < 1 or len(data) != self.num_nodes:
+                got = tuple(data.shape) if isinstance(data, Tensor) else type(data).__name__
+                raise ValueError(
+                    f"{name} must be a tensor ({self.num_nodes}, batch, ...) with one batch per "
+                    f"node, got {got}; torch.stack the batches of the nodes"
+                )
+
+        def loss(
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            return functional_call(self._loss, (parameters, buffers), (loss_fn, x, y))
+
+        # The forward pass writes into the buffers it is given: these are copies.
+        buffers = {
+            f"model.{name}": (buffer[0] if name in self._counters else buffer).clone()
+            for name, buffer in self.buffers.items()
+        }
+        in_dims = {f"model.{n}": None if n in self._counters else 0 for n in self.buffers}
+        gradients, (losses, buffers) = vmap(
+            grad_and_value(loss, has_aux=True), in_dims=(0, in_dims, 0, 0), randomness="different"
+        )(self._parameters, buffers, inputs, targets)
+        flat = torch.cat([g.reshape(self.num_nodes, -1) for g in gradients.values()], dim=1)
+        self._nodes.step(flat.detach(), self.lr if lr is None else lr)
+        self.buffers = {name: buffer.detach().contiguous() for name, buffer in buffers.items()}
+        return losses.detach()
+
+    def node(self, rank: int) -> nn.Module:
+        """An ordinary module: a copy of the model as it is on node `rank`."""
+        if not 0 <= rank < self.num_nodes:
+            raise ValueError(f"there are nodes 0 to {self.num_nodes - 1}; there is no {rank}")
+        return self._copy(self.x[rank], {name: b[rank] for name, b in self.buffers.items()})
+
+    def averaged(self) -> nn.Module:
+        """An ordinary module with the mean over the nodes of parameters and floating buffers.
+
+        Buffers of whole numbers, such as batch norm's count of batches, are those of node 0.
+        """
+        means = {
+            name: buffer.mean(0) if buffer.is_floating_point() else buffer[0]
+            for name, buffer in self.buffers.items()
+        }
+        return self._copy(self.x.mean(0), means)
+
+    def consensus_distance(self) -> float:
+        """sqrt of the mean squared distance of the nodes' parameters from their average."""
+        return self._nodes.consensus_distance()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that `load_state_dict` needs to go on to the bit, but for torch's random
+        state: a model with dropout needs `torch.get_rng_state()` too."""
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return {"nodes": self._nodes.state_dict(), "buffers": buffers, "lr": self.lr}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        given = {name: tuple(buffer.shape) for name, buffer in saved["buffers"].items()}
+        expected = {name: tuple(buffer.shape) for name, buffer in self.buffers.items()}
+        if given != expected:
+            raise ValueError(
+                f"the saved state has buffers {given}, but this model has {expected}; build both "
+                "with the same model and number of nodes"
+            )
+        self._nodes.load_state_dict(saved["nodes"])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(saved["buffers"][name])
+        self.lr = saved["lr"]
+
+    @torch.no_grad()
+    def _copy(self, x: Tensor, buffers: Mapping[str, Tensor]) -> nn.Module:
+        module = copy.deepcopy(self._model)
+        trained = [p for p in module.parameters() if _is_trained(p)]
+        for p, piece in zip(trained, x.split([p.numel() for p in trained]), strict=True):
+            p.copy_(piece.view_as(p))
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+        return module
+
+
+class _Loss(nn.Module):
+    """From a batch to its loss and to the buffers after the forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, loss_fn: Loss, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = loss_fn(self.model(inputs), targets)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn must return one number per node, got {got}; try .mean()")
+        # Read here, inside functional_call, so that buffers that were replaced are seen as well as
+        # those that were written to.
+        return loss, dict(self.model.named_buffers())
+
+
+def _is_trained(p: Tensor) -> bool:
+    return p.requires_grad and p.numel() > 0
+
+
+def _flat(trained: Mapping[str, Tensor]) -> Tensor:
+    if not trained:
+        raise ValueError("the model has no parameter to train; set requires_grad on some")
+    kinds = sorted({str(p.dtype) for p in trained.values()})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the parameters have several precisions, {', '.join(kinds)}; try model.float()"
+        )
+    return torch.cat([p.detach().reshape(-1) for p in trained.values()])
+
+
+def _batch_norm_counters(model: nn.Module) -> set[str]:
+    """Counts of batches, the same on all nodes. They are given to the nodes as one number, for
+    batch norm without momentum divides by it."""
+    prefixes = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    names = {f"{prefix}.num_batches_tracked".removeprefix(".") for prefix in prefixes}
+    return names & {name for name, _ in model.named_buffers()}

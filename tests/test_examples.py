@@ -1,0 +1,93 @@
+"""The examples run as their first lines say, and mean what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import SCALE, Quadratic, flat, targets_of
+
+import decentlam
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run_example(name: str, nodes: int) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nodes}"]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / name)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_torchrun_script_trains() -> None:
+    text = run_example("train.py", nodes=4)
+    assert float(text.split("averaged model ")[1].split(",")[0]) > 0.9
+
+
+def test_own_algorithm_agrees_on_the_mean() -> None:
+    assert "the nodes agree on 1.000" in run_example("own_algorithm.py", nodes=3)
+
+
+def test_own_algorithm_runs_in_the_simulator() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "own_algorithm.py")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "8 simulated nodes agree on 3.500" in done.stdout
+
+
+def train_with_hook(steps: int) -> list[torch.Tensor]:
+    sys.path.insert(0, str(EXAMPLES))
+    from ddp_hook import DecentLaMHook, decentlam_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    node = torch.distributed.get_rank()
+    model = Quadratic(seed=0)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    wrapped.register_comm_hook(DecentLaMHook(optimizer, "ring", weight_decay=0.01), decentlam_hook)
+    trajectory = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        wrapped(targets_of(node), SCALE).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_ddp_hook_with_sgd_is_decentlam() -> None:
+    n, steps = 3, 20
+    real = decentlam.launch(train_with_hook, n, (steps,))
+    targets = torch.stack([torch.cat([t.reshape(-1) for t in targets_of(i)]) for i in range(n)])
+    sizes = torch.tensor([torch.Size(shape).numel() for shape in Quadratic.SHAPES])
+    scale = SCALE.repeat_interleave(sizes)
+
+    def check(k: int, x: torch.Tensor) -> None:
+        models = torch.stack([trajectory[k] for trajectory in real])
+        assert torch.allclose(models, x, rtol=0, atol=1e-12)
+
+    decentlam.simulate(
+        "decentlam",
+        "ring",
+        flat(Quadratic(seed=0)).expand(n, -1),
+        lambda x, k: scale * (x - targets),
+        lr=0.05,
+        steps=steps,
+        callback=check,
+        weight_decay=0.01,
+    )
