@@ -27,6 +27,7 @@ from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
 from decentlam.simulate import check_lr
+from decentlam.stability import growth
 from decentlam.statistics import StepStatistics
 from decentlam.topology import Topology, resolve
 
@@ -117,6 +118,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         if agree:
             check_agreement(self.network, self._facts())
             self._start_equal()
+            self._warn_if_unstable()
         self._ready = True
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
@@ -176,6 +178,20 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 dist.broadcast(bucket.x, source, group=self.network.group)
             for p in self._frozen:
                 dist.broadcast(p.data, source, group=self.network.group)
+
+    def _warn_if_unstable(self) -> None:
+        """Momentum on the disagreement itself can blow it up when the weights change."""
+        if not self._algorithm.needs_symmetric or self.topology.static or self.network.rank != 0:
+            return
+        factor = growth(self._algorithm, self.topology, steps=200)
+        if factor > 1.001:
+            log.warning(
+                "%r on %r multiplies the disagreement between nodes by about %.3f at every step "
+                "and will diverge. Use a static topology, a smaller momentum, or QGDmSGD.",
+                self._algorithm,
+                self.topology,
+                factor,
+            )
 
     def _prepare_group(self, group: dict[str, Any]) -> None:
         """What the recursion remembers of a group besides its tensors; saved with it."""

@@ -1,0 +1,60 @@
+"""Whether momentum and a changing network get along: the growth of disagreement per step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from decentlam.algorithms import Algorithm
+from decentlam.simulate import Nodes
+from decentlam.topology import Topology
+
+_DIRECTIONS = 16  # random disagreements followed at once; the largest growth takes over
+
+
+def growth(
+    algorithm: str | Algorithm,
+    topology: Topology,
+    momentum: float | None = None,
+    *,
+    steps: int = 400,
+    seed: int = 0,
+    **hyper: Any,
+) -> float:
+    """The factor by which one step multiplies the disagreement between nodes; above 1 diverges.
+
+    The algorithm itself is run without gradients from random disagreements, rescaled at every
+    step (power iteration; for random weights this estimates the Lyapunov exponent).
+
+    >>> from decentlam.topology import bipartite_random_match, ring
+    >>> growth("decentlam", ring(8), momentum=0.9) < 1
+    True
+    >>> growth("decentlam", bipartite_random_match(8), momentum=0.9) > 1.02
+    True
+    """
+    n = topology.num_nodes
+    if n == 1:
+        return 0.0
+    directions = torch.randn(
+        n, _DIRECTIONS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    nodes = Nodes(algorithm, topology, directions, momentum, **hyper)
+    nothing = torch.zeros_like(directions)
+    warm_up, logs = steps // 4, 0.0
+    for k in range(steps):
+        nodes.step(nothing, 1.0)
+        nodes.x.sub_(nodes.x.mean(0))
+        size = nodes.x.square().sum() + sum(
+            (tensor.square().sum() for state in nodes._states for tensor in state.values()),
+            torch.zeros((), dtype=torch.float64),
+        )
+        scale = math.sqrt(size.item())
+        if scale < 1e-280:
+            return 0.0  # averaged exactly
+        for tensor in (nodes.x, *(t for state in nodes._states for t in state.values())):
+            tensor.div_(scale)
+        if k >= warm_up:
+            logs += math.log(scale)
+    return math.exp(logs / (steps - warm_up))
