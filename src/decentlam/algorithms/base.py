@@ -40,6 +40,7 @@ class Step:
     sync_lr_ratio: float = 1.0  # lr over that of the last step that reached everyone
     weight_decay: float = 0.0  # already inside g
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
+    out: Tensor | None = None  # where a one-payload message may be written, to save a copy
 
 
 def lr_ratio(lr: float, previous_lr: float | None) -> float:
@@ -94,28 +95,58 @@ def momentum(g: Tensor, m: Tensor, beta: float, nesterov: bool) -> Tensor:
 def momentum_step_(
     x: Tensor, g: Tensor, m: Tensor, lr: float, beta: float, nesterov: bool = False
 ) -> None:
-    """m = beta m + g;  x = x - lr m (or g + beta m with Nesterov), in place.
+    """m = beta m + g;  x = x - lr m (or g + beta m with Nesterov), in place."""
+    if beta > 0 and _fusible(x, g, m):  # the fused kernel takes no m when beta is 0
+        _fused_step_(x, g, m, lr=lr, momentum=beta, nesterov=nesterov)
+    else:
+        m.mul_(beta).add_(g)
+        x.sub_(torch.add(g, m, alpha=beta) if nesterov else m, alpha=lr)
 
-    torch's fused kernel reads and writes every element once, where four operations would pass
-    over memory four times; it takes whole stretches of memory only, and no m when beta is 0.
+
+def heavy_ball_step_(x: Tensor, target: Tensor, v: Tensor, beta: float) -> None:
+    """v = beta v + x - target;  x = x - v, in place.
+
+    To the fused kernel, ascending along `target` with weight decay 1 is a gradient x - target.
     """
-    whole = all(t.is_contiguous() for t in (x, g, m))
-    if beta > 0 and whole and x.dtype in (torch.float32, torch.float64):
-        torch._fused_sgd_(
-            [x],
-            [g],
-            [m],
-            weight_decay=0.0,
-            momentum=beta,
-            lr=lr,
-            dampening=0.0,
-            nesterov=nesterov,
-            maximize=False,
-            is_first_step=False,
-        )
-        return
-    m.mul_(beta).add_(g)
-    x.sub_(torch.add(g, m, alpha=beta) if nesterov else m, alpha=lr)
+    if beta > 0 and _fusible(x, target, v):
+        _fused_step_(x, target, v, lr=1.0, momentum=beta, weight_decay=1.0, maximize=True)
+    else:
+        v.mul_(beta).add_(x).sub_(target)
+        x.sub_(v)
+
+
+def _fusible(*tensors: Tensor) -> bool:
+    """The fused kernel takes whole stretches of memory of one precision."""
+    first = tensors[0].dtype
+    return first in (torch.float32, torch.float64) and all(
+        t.is_contiguous() and t.dtype == first for t in tensors
+    )
+
+
+def _fused_step_(
+    x: Tensor,
+    g: Tensor,
+    m: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    maximize: bool = False,
+) -> None:
+    """torch's own SGD kernel: one pass over memory where separate operations take four."""
+    torch._fused_sgd_(
+        [x],
+        [g],
+        [m],
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=maximize,
+        is_first_step=False,
+    )
 
 
 def check_between(owner: Algorithm, **values: float) -> None:

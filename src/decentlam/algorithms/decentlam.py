@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between, momentum_step_
+from decentlam.algorithms.base import Algorithm, check_between, heavy_ball_step_
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class DecentLaM(Algorithm):
         return True
 
     def message(self, x, g, state, step):
-        return torch.sub(x, g, alpha=step.lr)
+        return torch.sub(x, g, alpha=step.lr, out=step.out)
 
     def update(self, x, g, mixed, state, step):
         v = state["v"]
-        drift = x - mixed
         if self.nesterov and step.lr > 0:  # at lr = 0 looking ahead would over-relax the gossip
+            drift = x - mixed
             v.mul_(self.beta * step.lr_ratio).add_(drift)
             x.sub_(drift).sub_(v, alpha=self.beta)
         else:
-            momentum_step_(x, drift, v, 1.0, self.beta * step.lr_ratio)
+            heavy_ball_step_(x, mixed, v, self.beta * step.lr_ratio)

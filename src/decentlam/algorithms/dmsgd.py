@@ -21,7 +21,8 @@ class DmSGD(Algorithm):
         check_between(self, momentum=self.beta)
 
     def message(self, x, g, state, step):
-        return torch.sub(x, momentum(g, state["m"], self.beta, self.nesterov), alpha=step.lr)
+        direction = momentum(g, state["m"], self.beta, self.nesterov)
+        return torch.sub(x, direction, alpha=step.lr, out=step.out)
 
     def update(self, x, g, mixed, state, step):
         state["m"].mul_(self.beta).add_(g)

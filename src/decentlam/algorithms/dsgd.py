@@ -1,4 +1,4 @@
-"""DSGD (Lian et al., 2017): a gradient step, then the partial average. Equations (3)-(4)."""
+"""DSGD (Lian et al., 2017): a gradient step, then the partial average. Equations (4)-(5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DSGD(Algorithm):
     """x+ = W (x - lr g)"""
 
     def message(self, x, g, state, step):
-        return torch.sub(x, g, alpha=step.lr)
+        return torch.sub(x, g, alpha=step.lr, out=step.out)
 
     def update(self, x, g, mixed, state, step):
         x.copy_(mixed)

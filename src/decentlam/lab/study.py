@@ -8,6 +8,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,13 @@ def silent(done: int, total: int, what: str) -> None:
 
 def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> Result:
     """Runs the study and writes recipe.json, records.jsonl, table.md and the figures."""
-    directory.mkdir(parents=True, exist_ok=True)
-    records = study.run(recipe, tick)
+    directory.mkdir(parents=True, exist_ok=True)  # first: a run must not end at a read-only disk
+    try:
+        records = study.run(recipe, tick)
+    except BaseException:
+        with suppress(OSError):  # not empty
+            directory.rmdir()
+        raise
     table, notes = study.table(records), study.notes(recipe, records)
     files = {
         "recipe.json": json.dumps(describe(study, recipe), indent=2) + "\n",
@@ -108,8 +114,8 @@ def plain(value: Any) -> Any:
 
 def markdown(rows: Sequence[Record]) -> str:
     """The rows as a Markdown table; all rows have the same keys."""
-    head = list(rows[0])
-    lines = [head, ["---"] * len(head), *([show(row[key]) for key in head] for row in rows)]
+    head = [key.replace("_", " ") for key in rows[0]]
+    lines = [head, ["---"] * len(head), *([show(value) for value in row.values()] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 

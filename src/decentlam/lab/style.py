@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 GREY = "#777777"
+GUIDE: dict[str, Any] = {"linestyle": ":", "linewidth": 1.8}  # what theory predicts
 
 # Paul Tol's "muted" colors, which color-blind readers can tell apart; dashes and markers help
 # where methods lie on one another, and in print.
@@ -19,7 +21,7 @@ _LOOKS: dict[str, tuple[str, str, Any, str]] = {
     "da-dmsgd": ("DA-DmSGD", "#999933", (0, (5, 2)), "v"),
     "awc-dmsgd": ("AWC-DmSGD", "#882255", (0, (5, 2)), "D"),
     "slowmo": ("SlowMo", "#AA4499", (0, (1, 1)), "X"),
-    "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (4, 2)), "P"),
+    "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (2, 2)), "P"),
     "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1)), ">"),
     "decentlam": ("DecentLaM", "#332288", "-", "o"),
 }
@@ -44,6 +46,19 @@ def points(method: str) -> dict[str, Any]:
     """Arguments of `plot` for measurements of the method."""
     _, shade, _, marker = _LOOKS[method]
     return {"color": shade, "linestyle": "none", "marker": marker, "markersize": 5}
+
+
+def both(method: str) -> dict[str, Any]:
+    """Arguments of `plot` for a curve with its measurements, as in a legend."""
+    return points(method) | line(method)
+
+
+def plain_ticks(ax: Axes, values: Sequence[float]) -> None:
+    """These values, and no others, on a logarithmic x-axis, as plain numbers."""
+    low, high = ax.get_xlim()
+    shown = [value for value in values if low <= value <= high]
+    ax.set_xticks(shown, [f"{value:g}" for value in shown])
+    ax.set_xticks([], minor=True)
 
 
 def axes(count: int, size: tuple[float, float], columns: int = 2) -> tuple[Figure, list[Axes]]:

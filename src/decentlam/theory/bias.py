@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# The power of 1/(1-beta) in the inconsistency bias, and where the paper says so.
-_MOMENTUM_POWER = {
-    "dsgd": (0, "equation (38), after Yuan et al., 2020"),
-    "dmsgd": (2, "Proposition 2, equation (7)"),
-    "da-dmsgd": (2, "Table 2, after Yu et al., 2019; an upper bound, see `fixed_point`"),
-    "awc-dmsgd": (2, "Table 2, after Balu et al., 2020, with b in place of the gradient bound M"),
-    "qg-dmsgd": (0, "section 5.3, after Lin et al., 2021"),
-    "decentlam": (0, "Proposition 3, equation (18)"),
+_MOMENTUM_POWER = {  # of 1/(1-beta) in the inconsistency bias
+    "dsgd": 0,  # equation (38), after Yuan et al., 2020
+    "dmsgd": 2,  # Proposition 2, equation (7)
+    "da-dmsgd": 2,  # Table 2, after Yu et al., 2019; an upper bound, see `fixed_point`
+    "awc-dmsgd": 2,  # Table 2, after Balu et al., 2020, with b for their gradient bound M
+    "qg-dmsgd": 0,  # section 6.3, after Lin et al., 2021
+    "decentlam": 0,  # Proposition 3, equation (18)
 }
 _UNBIASED = ("pmsgd", "d2-dmsgd")
 
@@ -55,13 +54,7 @@ def momentum_power(method: str) -> int:
             f"the paper gives no order for the inconsistency bias of {method!r}; it does for "
             f"{', '.join(sorted([*_MOMENTUM_POWER, *_UNBIASED]))}. On quadratics try fixed_point."
         )
-    return _MOMENTUM_POWER[method][0]
-
-
-def bias_source(method: str) -> str:
-    """Where the paper states the method's order."""
-    momentum_power(method)
-    return _MOMENTUM_POWER[method][1]
+    return _MOMENTUM_POWER[method]
 
 
 def inconsistency_bound(

@@ -30,8 +30,8 @@ def window_offset(
     momentum_at_end = {"keep": eye, "reset": torch.zeros_like(W), "average": J}
     if base not in mixing or inner_momentum not in momentum_at_end or tau < 1:
         raise ValueError(
-            "slowmo takes base dmsgd or local, inner_momentum keep, reset or average, and tau >= 1; "
-            f"got {base!r}, {inner_momentum!r} and {tau!r}"
+            "slowmo takes base dmsgd or local, inner_momentum keep, reset or average, and tau of 1 "
+            f"or more; got {base!r}, {inner_momentum!r} and {tau!r}"
         )
     inner = _affine_step(quadratic, mixing[base], eye, lr, beta)
     last = _affine_step(quadratic, J, momentum_at_end[inner_momentum], lr, beta)

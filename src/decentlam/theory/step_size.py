@@ -81,7 +81,7 @@ def largest_momentum(rho: float) -> float:
     experiments, with beta = 0.9, do not respect.
 
     >>> round(largest_momentum(0.0), 3), round(largest_momentum(0.8), 3)
-    (0.174, 0.045)
+    (0.173, 0.046)
     """
     _check(rho=rho)
     # (1-beta) times the condition is (c-1) beta^2 + (1+d) beta - d <= 0 with c, d as below.
@@ -96,7 +96,10 @@ def lr_nonconvex(n: int, steps: int, sigma: float, beta: float) -> float:
 
 
 def lr_strongly_convex(n: int, steps: int, L: float, mu: float, beta: float) -> float:
-    """Corollary 2's lr = 2 (1-beta)(L+mu) ln(n steps^2) / (L mu steps), for the rate 1/(n steps)."""
+    """Corollary 2's lr = 2 (1-beta)(L+mu) ln(n steps^2) / (L mu steps): rate 1/(n steps).
+
+    The rate hides the logarithm.
+    """
     _check(beta=beta, n=n, steps=steps, L=L, mu=mu)
     return 2 * (1 - beta) * (L + mu) * math.log(n * steps**2) / (L * mu * steps)
 

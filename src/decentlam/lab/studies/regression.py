@@ -38,7 +38,7 @@ class Regression:
 
 
 def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Regression:
-    return Regression(nodes=nodes or 8, seed=seed, steps=480 if quick else 1920)
+    return Regression(nodes=8 if nodes is None else nodes, seed=seed, steps=480 if quick else 1920)
 
 
 def run(setting: Regression, tick: Tick = silent) -> list[Record]:
@@ -57,7 +57,7 @@ def run(setting: Regression, tick: Tick = silent) -> list[Record]:
         records += [
             {"kind": "curve", "method": method, "step": step, "error": error}
             for step, error in enumerate(errors)
-            if step <= 200 or step % 10 == 0
+            if step <= 400 or step % 12 == 0
         ]
         limit = closed_form_error(problem, method, topology, setting.lr, setting.momentum)
         records.append(
@@ -121,9 +121,9 @@ def table(records: Sequence[Record]) -> list[Record]:
     return [
         {
             "method": r["method"],
-            "final error": r["final"],
-            "closed form": r["closed_form"],
-            f"steps to {TARGET:g}": r["steps_to_target"],
+            "final_error": r["final"],
+            "closed_form": r["closed_form"],
+            f"steps_to_{TARGET:g}": r["steps_to_target"],
         }
         for r in records
         if r["kind"] == "limit"

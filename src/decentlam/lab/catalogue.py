@@ -1,0 +1,132 @@
+"""What there is to choose from, in words and numbers: methods, topologies, one topology's facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from typing import Any
+
+from decentlam import ALGORITHMS, TOPOLOGIES
+from decentlam.topology import Topology
+
+Facts = dict[str, Any]
+
+_MATRIX_UP_TO = 64  # nodes; larger weight matrices are summarised
+
+
+def algorithms() -> list[Facts]:
+    """Name, recursion, a sentence and the hyper-parameters of every method, from its own file."""
+    rows = []
+    for name, constructor in ALGORITHMS.items():
+        preset = getattr(constructor, "keywords", {})  # of a partial, as in pmsgd-lars
+        cls: Any = getattr(constructor, "func", constructor)
+        recursion = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+        summary = (sys.modules[cls.__module__].__doc__ or "").split("\n")[0]
+        recursion += "".join(f"  ({key} = {value})" for key, value in preset.items())
+        hyper = {f.name: f.default for f in dataclasses.fields(cls)} | preset
+        rows.append(
+            {"name": name, "recursion": recursion, "summary": summary, "hyper_parameters": hyper}
+        )
+    return rows
+
+
+def topologies(n: int) -> list[Facts]:
+    """Name, a sentence, and rho and messages with n nodes; None where n does not fit."""
+    rows = []
+    for name, constructor in TOPOLOGIES.items():
+        row: Facts = {"name": name, "summary": (inspect.getdoc(constructor) or "").split("\n")[0]}
+        try:
+            network = constructor(n)
+        except ValueError as error:
+            row |= {"rho": None, "messages": None, "symmetric": None, "note": str(error)}
+        else:
+            row |= {
+                "rho": round(network.rho, 6),
+                "messages": network.messages(0).max().item(),
+                "symmetric": network.symmetric,
+                "note": network.description,
+            }
+        rows.append(row)
+    return rows
+
+
+def topology(network: Topology, steps: int, message_bytes: int) -> Facts:
+    """Everything the library knows about a topology without training on it."""
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, got {steps}")
+    return {
+        "name": network.name,
+        "description": network.description,
+        "nodes": network.num_nodes,
+        "period": network.period,
+        "rho": network.rho,
+        "spectral_gap": network.spectral_gap,
+        "symmetric": network.symmetric,
+        "doubly_stochastic": network.doubly_stochastic,
+        "positive_definite": network.positive_definite,
+        "message_bytes": message_bytes,
+        "steps": [_step(network, step, message_bytes) for step in range(steps)],
+    }
+
+
+def _step(network: Topology, step: int, message_bytes: int) -> Facts:
+    sent = network.messages(step)
+    total = network.bytes_sent(message_bytes, step)
+    values = network.eigenvalues(step)
+    w = network.sparse(step)
+    small = network.num_nodes <= _MATRIX_UP_TO
+    return {
+        "step": step,
+        "weights": network.weights(step).tolist() if small else None,
+        "smallest_weight": float(w.values[w.values > 0].min()),
+        "largest_weight": float(w.values.max()),
+        "eigenvalues": values.abs().tolist() if values.is_complex() else values.tolist(),
+        "eigenvalues_are": "moduli" if values.is_complex() else "real",
+        "messages_per_node": {"fewest": sent.min().item(), "most": sent.max().item()},
+        "bytes_per_node": {"fewest": total.min().item(), "most": total.max().item()},
+    }
+
+
+def describe(facts: Facts) -> str:
+    """The facts of one topology as text."""
+    yes = {True: "yes", False: "no"}
+    every = facts["period"]
+    change = {None: "random at every step", 1: "the same at every step"}
+    lines = [
+        f"{facts['name']}, {facts['nodes']} nodes: {facts['description']}",
+        f"  weights            {change.get(every, f'repeat every {every} steps')}",
+        f"  rho                {facts['rho']:.6g}   spectral gap {facts['spectral_gap']:.6g}",
+        f"  symmetric          {yes[facts['symmetric']]}",
+        f"  doubly stochastic  {yes[facts['doubly_stochastic']]}",
+        f"  positive definite  {yes[facts['positive_definite']]}",
+    ]
+    for step in facts["steps"]:
+        many = len(facts["steps"]) > 1
+        lines += ["", f"step {step['step']}"] if many else [""]
+        lines += _step_lines(step, facts["message_bytes"])
+    if "drawing" in facts:
+        lines += ["", f"Wrote {facts['drawing']}"]
+    return "\n".join(lines)
+
+
+def _step_lines(step: Facts, message_bytes: int) -> list[str]:
+    few, many = step["messages_per_node"].values()
+    low, high = (value / 1e6 for value in step["bytes_per_node"].values())
+    values = [f"{value:.4g}" for value in step["eigenvalues"]]
+    if len(values) > 12:
+        values = [*values[:6], "...", *values[-3:]]
+    kind = "|eigenvalues|" if step["eigenvalues_are"] == "moduli" else "eigenvalues"
+    lines = [
+        f"  messages per node  {few if few == many else f'{few} to {many}'}",
+        f"  sent per node      {low:.6g}{'' if low == high else f' to {high:.6g}'} MB "
+        f"with a model of {message_bytes / 1e6:.6g} MB",
+        f"  {kind:<17}  {' '.join(values)}",
+    ]
+    matrix = step["weights"]
+    if matrix is None or len(matrix) > 12:
+        smallest, largest = step["smallest_weight"], step["largest_weight"]
+        hint = " (--json has all)" if matrix else ""
+        return [*lines, f"  weights            from {smallest:.4g} to {largest:.4g}{hint}"]
+    rows = ["".join(f"{w:7.3f}" if w else "      ." for w in row) for row in matrix]
+    return [*lines, "  W", *(f"  {row}" for row in rows)]

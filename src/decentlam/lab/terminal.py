@@ -1,0 +1,74 @@
+"""What the command line prints: tables, JSON, errors in one line, progress bars on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from typer.core import TyperGroup
+
+from decentlam.lab.study import Record, Tick, plain, show
+
+
+class Commands(TyperGroup):
+    """Turns what a user can cause into one line and an exit code, without a traceback."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None:
+            known = ", ".join(self.list_commands(ctx))
+            raise ValueError(f"unknown command {cmd_name!r}; choose from {known}")
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            typer.echo(f"decentlam: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("decentlam: interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def print_table(rows: Sequence[Record]) -> None:
+    """The rows as a table; numbers to the right."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for key in rows[0]:
+        number = all(isinstance(row[key], int | float | None) for row in rows)
+        table.add_column(key.replace("_", " "), justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*(show(value) for value in row.values()))
+    console().print(table)
+
+
+def console() -> Console:
+    """Standard output; when it is not a terminal, wide enough that no cell is cut."""
+    out = Console(highlight=False, markup=False)
+    return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Tick]:
+    """A bar on stderr; nothing when stderr is not a terminal."""
+    err = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+
+        def tick(done: int, total: int, doing: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"{what}: {doing}")
+
+        yield tick
