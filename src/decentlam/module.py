@@ -57,7 +57,6 @@ class SimulatedModule:
         topology = resolve(topology, num_nodes)
         self.num_nodes = topology.num_nodes
         self._model = copy.deepcopy(model)
-        self._model.zero_grad(set_to_none=True)
         self._loss = _Loss(self._model)
         trained = {name: p for name, p in self._loss.named_parameters() if _is_trained(p)}
         self._nodes = Nodes(

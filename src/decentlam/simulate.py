@@ -37,8 +37,9 @@ def simulate(
     """Runs `steps` steps of n nodes from x0 (n, d) and returns their models (n, d).
 
     `gradient(x, step)` gives every node's gradient, (n, d). `lr` is a number or a function of the
-    step. `callback(step, x)` sees the models after each step. `layers` are the sizes of the
-    layers in d, for layer-wise methods (default: one layer). momentum is 0.9 unless given.
+    step. `callback(step, x)` sees the models after each step; they change in place, so clone what
+    you keep. `layers` are the sizes of the layers in d, for layer-wise methods (default: one
+    layer). momentum is 0.9 unless given.
 
     >>> import torch, decentlam
     >>> target = torch.tensor([[0.0], [2.0], [4.0], [6.0]])
@@ -103,7 +104,6 @@ class Nodes:
         """One averaging round of all nodes with these gradients, (n, d)."""
         gradient = self._checked(gradient)
         lr = check_lr(lr)
-        ratios = lr_ratio(lr, self._previous_lr), lr_ratio(lr, self._sync_lr)
         reach = self.algorithm.reach(self.index)
         gradients = gradient.split([piece.shape[1] for piece in self._pieces], dim=1)
         for x, g, state, adaptive in zip(
@@ -111,7 +111,14 @@ class Nodes:
         ):
             if self.weight_decay:
                 g = torch.add(g, x, alpha=self.weight_decay)
-            step = Step(self.index, lr, *ratios, self.weight_decay, adaptive)
+            step = Step(
+                index=self.index,
+                lr=lr,
+                lr_ratio=lr_ratio(lr, self._previous_lr),
+                sync_lr_ratio=lr_ratio(lr, self._sync_lr),
+                weight_decay=self.weight_decay,
+                adaptive=adaptive,
+            )
             message: Message = self.algorithm.message(x, g, state, step)
             mixed = self.exchange.mix(message, self.index, reach)
             self.algorithm.update(x, g, mixed, state, step)

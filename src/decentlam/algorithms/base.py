@@ -111,7 +111,7 @@ def heavy_ball_step_(x: Tensor, target: Tensor, v: Tensor, beta: float) -> None:
     if beta > 0 and _fusible(x, target, v):
         _fused_step_(x, target, v, lr=1.0, momentum=beta, weight_decay=1.0, maximize=True)
     else:
-        v.mul_(beta).add_(x).sub_(target)
+        v.mul_(beta).add_(x - target)  # the difference first: it is small, and exact
         x.sub_(v)
 
 
