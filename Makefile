@@ -13,8 +13,9 @@ PATHS = $(wildcard src tests benchmarks examples)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## reproduce the paper's regression experiment into out/demo
+demo: $(READY) ## the paper's regression, then 4 real processes that train with DecentLaM
 	$(BIN)/decentlam reproduce regression --out out/demo
+	$(BIN)/python -m decentlam.launch -n 4 examples/train.py
 
 test: $(READY) ## run the tests, except the slow ones
 	$(BIN)/python -m pytest -q

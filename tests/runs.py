@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -49,7 +54,6 @@ def run_scenarios(scenarios: Sequence[Scenario], own_group: bool = False) -> dic
     results: dict[str, Any] = {}
     for name, function, arguments in scenarios:
         if own_group:
-            dist.barrier()
             arguments = {**arguments, "process_group": dist.new_group()}
         try:
             results[name] = function(**arguments)
@@ -57,6 +61,9 @@ def run_scenarios(scenarios: Sequence[Scenario], own_group: bool = False) -> dic
             results[name] = Failure(traceback.format_exc())
             if not own_group:
                 break
+        if own_group:
+            dist.barrier()
+            dist.destroy_process_group(arguments["process_group"])
     return results
 
 
@@ -67,6 +74,61 @@ def outcomes(everyone: Sequence[dict[str, Any]], name: str) -> list[Any]:
         if isinstance(result, Failure):
             raise AssertionError(f"process {rank}, {name}: {result.text}")
     return [results[name] for results in everyone]
+
+
+# Processes that may die -------------------------------------------------------------------------
+
+
+def run_processes(
+    function: Callable[..., Any], n: int, args: tuple[Any, ...], seconds: float
+) -> list[Any]:
+    """function(*args) in n processes of one group: results, or exit codes of those that died.
+
+    Unlike decentlam.launch it leaves the survivors of a death alone; only who is still there
+    after `seconds` is killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["runs_hard"])  # imports torch once for all
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes, processes = [], []
+    for rank in range(n):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(there, function, args, rank, n, store.port))
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    deadline = time.monotonic() + seconds
+    results: list[Any] = []
+    for pipe, process in zip(pipes, processes, strict=True):
+        try:
+            arrived = pipe.poll(max(0.0, deadline - time.monotonic()))
+            results.append(pickle.loads(pipe.recv_bytes()) if arrived else "killed: too slow")
+        except EOFError:
+            process.join(10)
+            results.append(process.exitcode)
+    for process in processes:
+        process.join(max(0.1, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return results
+
+
+def _child(
+    pipe: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    n: int,
+    port: int,
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=120)
+    )
+    pipe.send_bytes(pickle.dumps(function(*args)))
 
 
 # The quadratic on which trajectories are compared with the simulator ----------------------------

@@ -5,6 +5,10 @@ from __future__ import annotations
 from decentlam import algorithms as algorithms
 from decentlam import topology as topology
 from decentlam.algorithms import ALGORITHMS as ALGORITHMS
+from decentlam.checkpoint import Resumed as Resumed
+from decentlam.checkpoint import load_checkpoint as load_checkpoint
+from decentlam.checkpoint import save_checkpoint as save_checkpoint
+from decentlam.errors import CheckpointError as CheckpointError
 from decentlam.errors import ExchangeError as ExchangeError
 from decentlam.errors import NonFiniteError as NonFiniteError
 from decentlam.errors import StaleMessageError as StaleMessageError

@@ -13,3 +13,7 @@ class ExchangeError(RuntimeError):
 
 class StaleMessageError(RuntimeError):
     """Something changed between backward and step() after the messages had left."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or what is on disk cannot be read."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Step
 from decentlam.exchange.network import Network
-from decentlam.exchange.process_group import Round, Terms
+from decentlam.exchange.process_group import Round, Terms, explained
 from decentlam.gradients import all_finite
 from decentlam.layout import Bucket, shaped_like
 
@@ -24,9 +26,13 @@ class Flight:
     into the parts, the part is exchanged and updated, and the parts are gathered again.
     """
 
-    def __init__(self, bucket: Bucket, algorithm: Algorithm, network: Network) -> None:
+    def __init__(
+        self, slot: int, bucket: Bucket, algorithm: Algorithm, network: Network, timeout: timedelta
+    ) -> None:
+        self.slot = slot  # the bucket's number
         self.bucket = bucket
         self.network = network
+        self.timeout = timeout
         self.algorithm = algorithm
         size = len(bucket.x) // network.processes_per_node
         self.part = slice(network.lane * size, (network.lane + 1) * size)
@@ -40,7 +46,7 @@ class Flight:
             for s in self.pieces
         ]
         self._z: Tensor | None = None
-        self._gathering: dist.Work | None = None
+        self._gathering: Round | None = None
         self._kept: list[tuple[slice, Tensor, dict[str, Tensor]]] = []
         self.round: Round | None = None
         self.arrived: set[int] = set()
@@ -53,7 +59,7 @@ class Flight:
         self.sent = False  # the message is formed and on its way
         self.early = False  # the message left before the gradient was known
         self.skipped = False
-        self.reducing: dist.Work | None = None
+        self.reducing: Round | None = None  # the sum over the processes of this node
         self.hyper: dict[str, float] = {}
         self._version = -1
         self._departed: int | None = None
@@ -69,7 +75,7 @@ class Flight:
             else:
                 self.bucket.adopt_gradient(i)
 
-    def begin(self, skip: bool) -> None:
+    def begin(self, skip: bool, index: int) -> None:
         """The gradient is complete: from here on it must not change."""
         self.started, self.skipped = True, skip
         if self.network.num_processes == 1:
@@ -80,9 +86,19 @@ class Flight:
             self.gather_gradients()
         self._version = self.bucket.g._version
         if self.network.node_group is not None:
-            self.reducing = dist.reduce_scatter_tensor(
-                self.g, self.bucket.g, group=self.network.node_group, async_op=True
-            )
+            self.reducing = self._inside(index, dist.reduce_scatter_tensor, self.g, self.bucket.g)
+
+    def _inside(self, index: int, collective: Callable[..., Any], *tensors: Tensor) -> Round:
+        """Starts a collective of the processes of this node."""
+        place = f"node {self.network.node}, step {index}, bucket {self.slot}"
+        peer = "another process of its node"
+        with explained(place, peer, self.timeout):
+            work = collective(*tensors, group=self.network.node_group, async_op=True)
+        return Round([], place, self.timeout, [(peer, work)])
+
+    def sum_in_node(self, tensor: Tensor, index: int) -> None:
+        """Sums a tensor over the processes of this node, in place."""
+        self._inside(index, dist.all_reduce, tensor).wait()
 
     def complete_gradient(self) -> None:
         """In a node of several processes: the mean gradient of this process's part."""
@@ -95,8 +111,8 @@ class Flight:
         if self.bucket.g._version != self._version:
             return True
         return any(
-            p.grad is not None and p.grad is not view
-            for p, view in zip(self.bucket.params, self.bucket.g_views, strict=True)
+            p.grad is not view if p.grad is not None else i in self.arrived
+            for i, (p, view) in enumerate(zip(self.bucket.params, self.bucket.g_views, strict=True))
         )
 
     def parameters_changed(self) -> bool:
@@ -130,10 +146,13 @@ class Flight:
         z = self.message(step.index)
         finite = True
         for s, (x, g, state) in zip(self.pieces, self._cut, strict=True):
-            formed = algorithm.message(x, _decayed(g, x, step), state, step)
-            for row, payload in zip(z, _as_tuple(formed), strict=True):
-                row[s].copy_(payload)
-                finite = finite and (not check or math.isfinite(row[s].sum().item()))
+            rows = [row[s] for row in z]
+            here = dataclasses.replace(step, out=rows[0] if len(rows) == 1 else None)
+            formed = algorithm.message(x, _decayed(g, x, step), state, here)
+            for row, payload in zip(rows, _as_tuple(formed), strict=True):
+                if payload is not row:
+                    row.copy_(payload)
+                finite = finite and (not check or math.isfinite(row.sum().item()))
         return [] if finite else self._nonfinite_names(z)
 
     def _nonfinite_names(self, z: Tensor) -> list[str]:
@@ -157,9 +176,8 @@ class Flight:
             adaptive = not algorithm.layerwise or self.adaptive[i]
             algorithm.update(x, g, mixed, state, step if adaptive else plain)
         if self.network.node_group is not None:
-            self._gathering = dist.all_gather_into_tensor(
-                self.bucket.x, self.x, group=self.network.node_group, async_op=True
-            )
+            gather = dist.all_gather_into_tensor
+            self._gathering = self._inside(step.index, gather, self.bucket.x, self.x)
         for span, x, state in self._kept:
             self.x[span] = x
             for name, value in state.items():
@@ -211,13 +229,6 @@ class Flight:
                 else:
                     view.copy_(value)
 
-    def abandon_early(self) -> None:
-        """Lets a message that left before its gradient arrive, unused."""
-        if self.early and self.round is not None:
-            self.round.wait()
-            self.round.finish()
-            self.early = False
-
 
 def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
     return torch.add(g, x, alpha=step.weight_decay) if step.weight_decay else g
@@ -234,6 +245,8 @@ def _weighted_sum(terms: Terms, piece: slice) -> Message:
 
 def _sum(terms: list[tuple[float, Tensor]]) -> Tensor:
     (weight, first), rest = terms[0], terms[1:]
+    if len(rest) == 1 and abs(weight + rest[0][0] - 1.0) < 1e-15:
+        return torch.lerp(first, rest[0][1], rest[0][0])  # one operation instead of two
     total = first if weight == 1.0 and not rest else first * weight
     for weight, term in rest:
         total.add_(term, alpha=weight)

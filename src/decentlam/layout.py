@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 16  # elements; message and update of a chunk run in the processor's cache
+_CHUNK = 1 << 17  # elements; smaller ones cost calls, larger ones fall out of the cache
 
 
 @dataclass(eq=False)
@@ -30,22 +30,28 @@ class Bucket:
         grad, view = self.params[i].grad, self.g_views[i]
         if grad is None or grad is view:
             return
+        if grad.is_sparse:
+            raise ValueError(
+                f"parameter {self.names[i]} has a sparse gradient, which cannot be averaged "
+                "with neighbors; use sparse=False in its embedding"
+            )
         if grad.data_ptr() != view.data_ptr():
-            if grad.is_sparse:
-                raise ValueError(
-                    f"parameter {self.names[i]} has a sparse gradient, which cannot be averaged "
-                    "with neighbors; use sparse=False in its embedding"
-                )
-            view.copy_(grad)
+            view.copy_(grad.detach())  # backward(create_graph=True) gives it a history
         self.params[i].grad = view
+
+    def holds(self, i: int) -> bool:
+        """Whether parameter i lives in the bucket: not moved, nor taken over by another."""
+        p, view = self.params[i], self.x_views[i]
+        return p.data_ptr() == view.data_ptr() and p.dtype == view.dtype
 
     def check_in_place(self) -> None:
         """Refuses to go on when a parameter no longer lives in the bucket."""
-        for p, view, name in zip(self.params, self.x_views, self.names, strict=True):
-            if p.data_ptr() != view.data_ptr() or p.dtype != view.dtype:
+        for i, name in enumerate(self.names):
+            if not self.holds(i):
                 raise RuntimeError(
                     f"parameter {name} was moved or converted after the optimizer was built (by "
-                    "model.to(...), .half() or a new p.data); build the optimizer after that"
+                    "model.to(...), .half(), a new p.data or another optimizer); build the "
+                    "optimizer after that"
                 )
 
     def pieces(self, per_layer: bool, part: slice) -> list[slice]:

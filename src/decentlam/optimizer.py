@@ -7,7 +7,9 @@ import dataclasses
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch.optim.optimizer import ParamsT
 from decentlam import evaluation, gradients
 from decentlam.agreement import check_agreement
 from decentlam.algorithms import Algorithm, Reach, Step, check_compatible, lr_ratio
-from decentlam.errors import NonFiniteError, StaleMessageError
+from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
 from decentlam.exchange.network import Network, communication_device, connect
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, Round
 from decentlam.flight import Flight
@@ -33,8 +35,9 @@ from decentlam.topology import Topology, resolve
 
 log = logging.getLogger(__name__)
 
-_tags = itertools.count()  # keeps the messages of several optimizers in one process apart
+_tags = itertools.count(1)  # keeps optimizers apart, and from the script's own messages (tag 0)
 _TAGS_EACH = 1 << 14
+_LONGEST_PERIOD = 10_000  # steps within which an algorithm that ever averages exactly does so
 
 
 class DecentralizedOptimizer(Optimizer, Joinable):
@@ -95,14 +98,15 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._algorithm = self._method
         self._overlap, self._nonfinite = options["overlap"], options["nonfinite"]
         self._max_grad_norm = options["max_grad_norm"]
-        init_if_launched(self.param_groups[0]["params"][0].device)
+        init_if_launched(next(p.device for g in self.param_groups for p in g["params"]))
+        self._tag = next(_tags) * _TAGS_EACH
+        for group in self.param_groups:
+            self._prepare_group(group)
+        if agree:  # before groups are formed and tensors sent, where a difference is a hang
+            check_agreement(connect(process_group), self._facts())
         # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
-        per_node = 1 if _always_everyone(self._algorithm) else options["processes_per_node"]
-        self.network = connect(process_group, per_node)
-        self.topology = resolve(options["topology"], self.network.num_nodes)
-        check_compatible(self._algorithm, self.topology)
-        if self.network.num_nodes == 1:
-            self._algorithm = self._alone(self._method)
+        per_node = 1 if _always_everyone(self._method) else options["processes_per_node"]
+        self.network = connect(process_group, per_node, _sometimes_everyone(self._method))
         self._statistics = StepStatistics()
         self._synchronizing = True
         self._round_open = False
@@ -110,14 +114,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._buckets: list[Bucket] = []
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
-        self._tag = next(_tags) * _TAGS_EACH
-        for group in self.param_groups:
-            self._prepare_group(group)
+        self.use_network(self.network, options["topology"])
+        if self.network.num_nodes == 1:
+            self._algorithm = self._alone(self._method)
         self._build()
-        self.use_network(self.network, self.topology)
         if agree:
-            check_agreement(self.network, self._facts())
-            self._start_equal()
+            self._start_equal(self._buckets)
             self._warn_if_unstable()
         self._ready = True
 
@@ -126,16 +128,19 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return algorithm
 
     def _build(self) -> None:
+        """Buckets and flights of all groups; state that is there already is kept."""
         for handle in self._hooks:
             handle.remove()
         parts = self.network.processes_per_node
+        timeout = timedelta(seconds=self._options["timeout_seconds"])
         self._buckets = build_buckets(self.param_groups, self._options["bucket_bytes"], parts)
         self._flights = [
-            Flight(b, self._algorithm_of(self.param_groups[b.group]), self.network)
-            for b in self._buckets
+            Flight(i, b, self._algorithm_of(self.param_groups[b.group]), self.network, timeout)
+            for i, b in enumerate(self._buckets)
         ]
         self._hooks = []
         for flight in self._flights:
+            flight.load_state({p: self.state.get(p, {}) for p in flight.bucket.params})
             self._publish_state(flight)
             for i, p in enumerate(flight.bucket.params):
                 hook = self._make_hook(flight, i)
@@ -144,10 +149,21 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             p for group in self.param_groups for p in group["params"] if not p.requires_grad
         ]
 
-    def use_network(self, network: Network, topology: Topology) -> None:
-        """Goes on with another network or topology; only between steps."""
+    def use_network(self, network: Network, topology: str | Topology) -> None:
+        """Goes on with another network or topology; only between steps, on every node."""
         self._check_quiet("change the network")
+        topology = resolve(topology, network.num_nodes)
+        check_compatible(self._algorithm, topology)
+        if network.processes_per_node != self.network.processes_per_node:
+            raise ValueError(
+                f"the new network has {network.processes_per_node} processes per node, the old one "
+                f"{self.network.processes_per_node}; build a new optimizer to change that"
+            )
+        with contextlib.suppress(ExchangeError):  # a neighbor's death may be why it changes
+            self._finish_rounds()
         self.network, self.topology = network, topology
+        for flight in self._flights:
+            flight.network = network
         self.exchange: NoExchange | ProcessGroupExchange = (
             NoExchange()
             if network.num_nodes == 1
@@ -157,27 +173,31 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         )
 
     def _facts(self) -> dict[str, object]:
-        groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
-        return {
-            "algorithm": repr(self._algorithm),
-            "topology": f"{self.topology!r} {self.topology.fingerprint()}",
-            "number of parameters": sum(len(g["params"]) for g in self.param_groups),
-            "parameters": [
-                (b.names, [(tuple(p.shape), str(p.dtype)) for p in b.params]) for b in self._buckets
-            ],
-            "param groups": groups,
-            "options": {k: v for k, v in self._options.items() if k != "topology"},
-            "optimizers built before": self._tag // _TAGS_EACH,
-        }
+        """What every process must have alike, named so that a difference explains itself."""
+        topology = self._options["topology"]
+        facts: dict[str, object] = {"algorithm": repr(self._method), **self._options}
+        if isinstance(topology, Topology):
+            facts["topology"] = f"{topology!r} {topology.fingerprint()}"
+        facts["number of parameters"] = sum(len(g["params"]) for g in self.param_groups)
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [""] * len(group["params"])
+            for k, (name, p) in enumerate(zip(names, group["params"], strict=True)):
+                frozen = "" if p.requires_grad else " frozen"
+                facts[f"parameter {k} of group {i}"] = (
+                    f"{name} {tuple(p.shape)} {p.dtype}{frozen}".strip()
+                )
+            options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+            facts |= {f"{name} of group {i}": value for name, value in options.items()}
+        facts["number of optimizers built"] = self._tag // _TAGS_EACH
+        return facts
 
     @torch.no_grad()
-    def _start_equal(self) -> None:
+    def _start_equal(self, buckets: list[Bucket]) -> None:
+        """Gives all processes the parameters of process 0."""
         if self.network.group is not None:
             source = dist.get_global_rank(self.network.group, 0)
-            for bucket in self._buckets:
-                dist.broadcast(bucket.x, source, group=self.network.group)
-            for p in self._frozen:
-                dist.broadcast(p.data, source, group=self.network.group)
+            for x in [*(b.x for b in buckets), *(p.data for p in self._frozen)]:
+                dist.broadcast(x, source, group=self.network.group)
 
     def _warn_if_unstable(self) -> None:
         """Momentum on the disagreement itself can blow it up when the weights change."""
@@ -203,39 +223,39 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             super().add_param_group(param_group)
             return
         self._check_quiet("add a param group")
+        self._finish_rounds()
         super().add_param_group(param_group)
         self.param_groups[-1]["step"] = self.param_groups[0]["step"]
         self._prepare_group(self.param_groups[-1])
-        saved = self.state_dict()
-        self._build()
-        self.load_state_dict(saved)
         check_agreement(self.network, self._facts())
-        self._start_equal_group(len(self.param_groups) - 1)
-
-    def _start_equal_group(self, index: int) -> None:
-        if self.network.group is not None:
-            source = dist.get_global_rank(self.network.group, 0)
-            for bucket in self._buckets:
-                if bucket.group == index:
-                    dist.broadcast(bucket.x, source, group=self.network.group)
+        self._build()
+        self._start_equal([b for b in self._buckets if b.group == len(self.param_groups) - 1])
 
     # Backward --------------------------------------------------------------------------------
 
     def _make_hook(self, flight: Flight, i: int) -> Callable[[Tensor], None]:
+        """Weak, because the parameter keeps it: an optimizer that nobody uses is gone."""
+        mine, its = weakref.ref(self), weakref.ref(flight)
+
         def on_gradient(p: Tensor) -> None:
-            flight.bucket.adopt_gradient(i)
-            if not (self._synchronizing and self._sends_in_backward):
-                return
-            if flight.started:
-                raise StaleMessageError(
-                    f"a second backward reached {flight.bucket.names[i]} before step(), but its "
-                    "message is on the way. Accumulate gradients inside `with opt.no_sync():` "
-                    "(all backwards but the last), or use overlap=False."
-                )
-            flight.arrived.add(i)
-            self._start_ready()
+            optimizer, flight = mine(), its()
+            if optimizer is not None and flight is not None and flight.bucket.holds(i):
+                optimizer._on_gradient(flight, i)
 
         return on_gradient
+
+    def _on_gradient(self, flight: Flight, i: int) -> None:
+        flight.bucket.adopt_gradient(i)
+        if not (self._synchronizing and self._sends_in_backward):
+            return
+        if flight.started:
+            raise StaleMessageError(
+                f"a second backward reached {flight.bucket.names[i]} before step(), but its "
+                "message is on the way. Accumulate gradients inside `with opt.no_sync():` "
+                "(all backwards but the last), or use overlap=False."
+            )
+        flight.arrived.add(i)
+        self._start_ready()
 
     @property
     def _sends_in_backward(self) -> bool:
@@ -253,21 +273,20 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 return
             self._begin(flight)
 
-    def _begin(self, flight: Flight, skip: bool = False) -> None:
-        self._open_round()
-        flight.begin(skip)
-        previous = self._flights.index(flight) - 1
+    def _begin(self, flight: Flight, skip: bool = False, absent: bool = False) -> None:
+        self._open_round(absent)
+        flight.begin(skip, self.param_groups[0]["step"])
         if flight.reducing is None:
             self._send(flight)
-        elif previous >= 0 and not self._flights[previous].sent:
-            self._send(self._flights[previous])  # its sum over the node has had time to finish
+        elif flight.slot > 0 and not self._flights[flight.slot - 1].sent:
+            self._send(self._flights[flight.slot - 1])  # its sum over the node had time to finish
 
-    def _open_round(self) -> None:
+    def _open_round(self, absent: bool) -> None:
         """Once per step, before the first message: tells Join, posts all receives."""
         if self._round_open:
             return
         self._round_open = True
-        if self.network.group is not None:
+        if self.network.group is not None and not absent:  # who is absent has joined already
             Join.notify_join_context(self)
         self._statistics.begin()
         if not self._expected_early:
@@ -286,36 +305,32 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             return
         group = self.param_groups[flight.bucket.group]
         step = self._step_of(group, flight.skipped)
-        bad: list[str] = []
+        flight.complete_gradient()
         if self._nonfinite != "ignore" and not self._algorithm.needs_gradient:
-            bad = flight.nonfinite_gradients()
-        if not bad and not flight.early:
-            bad = self._depart(flight, step)
+            self._check_finite(flight.nonfinite_gradients(), step)
+        if not flight.early:
+            self._depart(flight, step)
+        flight.sent, flight.hyper = True, self._hyper(group)
+
+    def _depart(self, flight: Flight, step: Step) -> None:
+        """Forms the message and sends it, if it is finite."""
+        algorithm = self._algorithm_of(self.param_groups[flight.bucket.group])
+        reach = algorithm.reach(step.index)
+        if self.exchange.silent(reach):
+            flight.round = Round.silent()
+            return
+        bad = flight.form_message(algorithm, step, check=self._nonfinite != "ignore")
+        self._check_finite(bad, step)
+        message = flight.message(step.index)
+        flight.round = self.exchange.start(flight.slot, message, step.index, reach)
+
+    def _check_finite(self, bad: list[str], step: Step) -> None:
         if bad:
             raise NonFiniteError(
                 f"node {self.network.node}, step {step.index}: {', '.join(bad)} became NaN or "
                 "infinite; nothing of it was sent. Lower lr, or pass nonfinite='skip' with "
                 "overlap=False to leave such gradients out."
             )
-        flight.sent, flight.hyper = True, self._hyper(group)
-
-    def _depart(self, flight: Flight, step: Step) -> list[str]:
-        """Sends the message unless it is not finite; returns what is not."""
-        algorithm = self._algorithm_of(self.param_groups[flight.bucket.group])
-        reach = algorithm.reach(step.index)
-        flight.complete_gradient()
-        if self.exchange.silent(reach):
-            flight.round = Round.silent()
-            return []
-        bad = flight.form_message(algorithm, step, check=self._nonfinite != "ignore")
-        if not bad:
-            flight.round = self.exchange.start(
-                self._flights.index(flight),
-                flight.message(step.index),
-                step.index,
-                reach,
-            )
-        return bad
 
     # Step ------------------------------------------------------------------------------------
 
@@ -344,7 +359,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         skipped = self._prepare_gradients(absent)
         for flight in self._flights:
             if not flight.started:
-                self._begin(flight, skipped)
+                self._begin(flight, skipped, absent)
             self._check_fresh(flight)
         for flight in self._flights:
             self._send(flight)
@@ -390,13 +405,13 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             return flag
         device = communication_device(self.network, self._buckets[0].x.device)
         flags = torch.tensor(float(flag), device=device)
-        dist.all_reduce(flags, group=self.network.node_group)
+        self._flights[0].sum_in_node(flags, self.param_groups[0]["step"])
         return flags.item() > 0
 
     def _clip(self, max_norm: float) -> None:
         if self.network.node_group is not None:  # the node's gradient is the mean over processes
             for flight in self._flights:
-                dist.all_reduce(flight.bucket.g, group=self.network.node_group)
+                flight.sum_in_node(flight.bucket.g, self.param_groups[0]["step"])
                 flight.bucket.g.div_(self.network.processes_per_node)
         total = gradients.squared_norm([flight.bucket.g for flight in self._flights]).sqrt().item()
         factor = gradients.clip_factor(total, max_norm)
@@ -412,10 +427,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "assignment between backward and step(), or with AWC-DmSGD after step()). Change "
                 "parameters between step() and backward, and with AWC-DmSGD use overlap=False."
             )
-        if not flight.sent or not self._algorithm.needs_gradient:
+        gone = self._algorithm.needs_gradient or self.network.node_group is not None
+        if not flight.sent or not gone:  # the gradient is only used in step()
             return
         group = self.param_groups[flight.bucket.group]
-        if flight.hyper != self._hyper(group):
+        if self._algorithm.needs_gradient and flight.hyper != self._hyper(group):
             raise StaleMessageError(
                 f"lr, momentum or weight decay changed between backward and step(): the message "
                 f"left with {flight.hyper}, the group now has {self._hyper(group)}. Change them "
@@ -479,11 +495,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _step_of(self, group: dict[str, Any], skip: bool = False) -> Step:
         lr = check_lr(group["lr"])
         return Step(
-            group["step"],
-            lr,
-            lr_ratio(lr, group["previous_lr"]),
-            lr_ratio(lr, group["sync_lr"]),
-            0.0 if skip else group["weight_decay"],
+            index=group["step"],
+            lr=lr,
+            lr_ratio=lr_ratio(lr, group["previous_lr"]),
+            sync_lr_ratio=lr_ratio(lr, group["sync_lr"]),
+            weight_decay=0.0 if skip else group["weight_decay"],
         )
 
     def _hyper(self, group: dict[str, Any]) -> dict[str, float]:
@@ -514,6 +530,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def merge(self, model: nn.Module | None = None) -> None:
         """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
         self._check_quiet("merge the nodes")
+        self._finish_rounds()
         evaluation.average_([b.x for b in self._buckets], model, self.network)
 
     def consensus_distance(self) -> float:
@@ -556,9 +573,15 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._publish_state(flight)
 
     def _finish_rounds(self) -> None:
-        for flight in self._flights:
-            flight.abandon_early()
+        """Lets messages that left before their gradient arrive, unused: x is about to change."""
+        early = [flight for flight in self._flights if flight.early]
         self._expected_early = False
+        for flight in early:
+            flight.early = False
+        for flight in early:
+            assert flight.round is not None
+            flight.round.wait()
+            flight.round.finish()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -573,10 +596,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         super().__setstate__(state)
         if fresh:
             Joinable.__init__(self)
-            values = {p: dict(s) for p, s in self.state.items()}
             self._attach(None, agree=False)
-            for flight in self._flights:
-                flight.load_state({p: values.get(p, {}) for p in flight.bucket.params})
 
     # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
 
@@ -609,6 +629,10 @@ class _AnswerNeighbors(JoinHook):
 
 def _always_everyone(algorithm: Algorithm) -> bool:
     return all(algorithm.reach(k) is Reach.EVERYONE for k in (0, 1))
+
+
+def _sometimes_everyone(algorithm: Algorithm) -> bool:
+    return any(algorithm.reach(k) is Reach.EVERYONE for k in range(_LONGEST_PERIOD))
 
 
 def _check_options(

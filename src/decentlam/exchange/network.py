@@ -17,7 +17,7 @@ class Network:
     num_processes: int
     processes_per_node: int = 1
     node_group: dist.ProcessGroup | None = None  # the processes of this node
-    lane_group: dist.ProcessGroup | None = None  # this place of every node
+    lane_group: dist.ProcessGroup | None = None  # this place of every node, for exact averages
 
     @property
     def num_nodes(self) -> int:
@@ -46,8 +46,14 @@ class Network:
 ALONE = Network(group=None, rank=0, num_processes=1)
 
 
-def connect(group: dist.ProcessGroup | None = None, processes_per_node: int = 1) -> Network:
-    """The network of the given (default: the whole) process group, or one node if there is none."""
+def connect(
+    group: dist.ProcessGroup | None = None, processes_per_node: int = 1, exact: bool = False
+) -> Network:
+    """The network of the given (default: the whole) process group, or one node if there is none.
+
+    `exact` prepares a group of its own for exact averages. In the given group they could meet a
+    collective of the script: one node may start a bucket in backward, another in step().
+    """
     if isinstance(processes_per_node, bool) or not isinstance(processes_per_node, int):
         raise TypeError(f"processes_per_node must be a whole number, got {processes_per_node!r}")
     if not (dist.is_available() and dist.is_initialized()):
@@ -68,16 +74,21 @@ def connect(group: dist.ProcessGroup | None = None, processes_per_node: int = 1)
             f"{size} processes cannot be split into nodes of {processes_per_node}; "
             f"processes_per_node can be one of {fitting}"
         )
-    if processes_per_node == 1:
+    if processes_per_node == 1 and not (exact and size > 1):
         return Network(group, rank, size)
     ranks = [dist.get_global_rank(group, i) for i in range(size)]
     node, lane = divmod(rank, processes_per_node)
     inside = ranks[node * processes_per_node : (node + 1) * processes_per_node]
     across = ranks[lane::processes_per_node]
-    node_group = dist.new_group(inside, use_local_synchronization=True)
-    lane_group = dist.new_group(across, use_local_synchronization=True)
-    assert isinstance(node_group, dist.ProcessGroup) and isinstance(lane_group, dist.ProcessGroup)
+    lane_group = _new_group(across)
+    node_group = _new_group(inside) if processes_per_node > 1 else None
     return Network(group, rank, size, processes_per_node, node_group, lane_group)
+
+
+def _new_group(ranks: list[int]) -> dist.ProcessGroup:
+    group = dist.new_group(ranks, use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def communication_device(network: Network, fallback: torch.device) -> torch.device:

@@ -7,7 +7,8 @@ byte is read from memory once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -21,6 +22,7 @@ from decentlam.exchange.network import Network
 from decentlam.topology import Topology
 
 Terms = list[tuple[float, Tensor]]
+Works = list[tuple[str, dist.Work | None]]  # with whom, and what is under way
 
 
 @dataclass
@@ -30,8 +32,8 @@ class Round:
     terms: Terms
     place: str  # for errors: which step, which bucket, which node
     timeout: timedelta
-    receives: list[tuple[str, dist.Work | None]] = field(default_factory=list)
-    sends: list[tuple[str, dist.Work | None]] = field(default_factory=list)
+    receives: Works = field(default_factory=list)
+    sends: Works = field(default_factory=list)
     kept: tuple[Tensor, ...] = ()  # what is being sent must outlive the send
 
     @classmethod
@@ -79,7 +81,7 @@ class ProcessGroupExchange:
         self.timeout = timedelta(seconds=timeout_seconds)
         self.tag = tag  # buckets use tag, tag + 1, ...
         self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
-        self._expected: dict[int, list[tuple[str, dist.Work | None]]] = {}
+        self._expected: dict[int, Works] = {}
 
     def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         """Posts the receives of all buckets of a step, {bucket: message}, before anything is sent.
@@ -92,10 +94,10 @@ class ProcessGroupExchange:
             return
         for slot, message in messages.items():
             tag, group, peer = self.tag + slot, self.network.group, self.network.peer
-            self._expected[slot] = [
-                (f"node {j}", dist.irecv(buffer, peer(j), group, tag))
-                for j, buffer in self._buffers(slot, message, index)
-            ]
+            works = self._expected[slot] = []
+            for j, buffer in self._buffers(slot, message, index):
+                with explained(self._place(slot, index), f"node {j}", self.timeout):
+                    works.append((f"node {j}", dist.irecv(buffer, peer(j), group, tag)))
 
     def silent(self, reach: Reach) -> bool:
         """Whether nothing is sent: the node's own message is the mix, and is never stored."""
@@ -104,10 +106,11 @@ class ProcessGroupExchange:
     def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
         """Starts mixing bucket `slot`; the message must not change until the round is finished."""
         n = self.network.num_nodes
-        place = f"node {self.network.node}, step {index}, bucket {slot}"
+        place = self._place(slot, index)
         if reach is Reach.EVERYONE:
             group = self.network.lane_group or self.network.group
-            work = dist.all_reduce(message, group=group, async_op=True)
+            with explained(place, "everyone", self.timeout):
+                work = dist.all_reduce(message, group=group, async_op=True)
             return Round([(1.0 / n, message)], place, self.timeout, [("everyone", work)])
         row = self.topology.row(self.network.node, index)
         incoming = self._buffers(slot, message, index)
@@ -116,14 +119,18 @@ class ProcessGroupExchange:
         outgoing = self.topology.listeners(self.network.node, index)
         round = Round(terms, place, self.timeout, kept=(message,))
         if self.network.batched:
-            round.receives = self._batch(message, incoming, outgoing)
-        else:
-            round.receives = self._expected.pop(slot)
-            tag, group, peer = self.tag + slot, self.network.group, self.network.peer
-            round.sends = [
-                (f"node {j}", dist.isend(message, peer(j), group, tag)) for j in outgoing
-            ]
+            with explained(place, "its neighbors", self.timeout):
+                round.receives = self._batch(message, incoming, outgoing)
+            return round
+        round.receives = self._expected.pop(slot)
+        tag, group, peer = self.tag + slot, self.network.group, self.network.peer
+        for j in outgoing:
+            with explained(place, f"node {j}", self.timeout):
+                round.sends.append((f"node {j}", dist.isend(message, peer(j), group, tag)))
         return round
+
+    def _place(self, slot: int, index: int) -> str:
+        return f"node {self.network.node}, step {index}, bucket {slot}"
 
     def bytes_sent(self, message_bytes: int, index: int, reach: Reach) -> int:
         """Bytes this node sends at a step for messages of that total size."""
@@ -138,7 +145,7 @@ class ProcessGroupExchange:
 
     def _batch(
         self, message: Tensor, incoming: list[tuple[int, Tensor]], outgoing: list[int]
-    ) -> list[tuple[str, dist.Work | None]]:
+    ) -> Works:
         group, peer = self.network.group, self.network.peer
         batch = [dist.P2POp(dist.irecv, buffer, peer(j), group) for j, buffer in incoming]
         batch += [dist.P2POp(dist.isend, message, peer(j), group) for j in outgoing]
@@ -155,17 +162,24 @@ class ProcessGroupExchange:
         return buffers
 
 
-def _wait_all(works: list[tuple[str, dist.Work | None]], place: str, timeout: timedelta) -> None:
+def _wait_all(works: Works, place: str, timeout: timedelta) -> None:
     while works:
         peer, work = works[0]
-        try:
+        with explained(place, peer, timeout):
             if work is not None:
                 work.wait(timeout)
-        except RuntimeError as error:
-            text = str(error).splitlines()[0]
-            raise ExchangeError(
-                f"{place}: the exchange with {peer} failed: {text}\nEither that process died or "
-                f"stopped (see its log), or it was slower than {timeout.total_seconds():g} s; "
-                "raise timeout_seconds if that is normal."
-            ) from error
         works.pop(0)
+
+
+@contextlib.contextmanager
+def explained(place: str, peer: str, timeout: timedelta) -> Iterator[None]:
+    """Turns the backend's error, of a wait or of a post that finds a closed connection, to ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        raise ExchangeError(
+            f"{place}: the exchange with {peer} failed: {text}\nEither that process died or "
+            f"stopped (see its log), or it was slower than {timeout.total_seconds():g} s; "
+            "raise timeout_seconds if that is normal."
+        ) from error
