@@ -42,6 +42,7 @@ class Failure:
     text: str
 
 
+MINUTE = timedelta(seconds=60)
 Scenario = tuple[str, Callable[..., Any], dict[str, Any]]
 
 
@@ -54,7 +55,7 @@ def run_scenarios(scenarios: Sequence[Scenario], own_group: bool = False) -> dic
     results: dict[str, Any] = {}
     for name, function, arguments in scenarios:
         if own_group:
-            arguments = {**arguments, "process_group": dist.new_group()}
+            arguments = {**arguments, "process_group": dist.new_group(timeout=MINUTE)}
         try:
             results[name] = function(**arguments)
         except Exception:

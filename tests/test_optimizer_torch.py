@@ -610,7 +610,7 @@ def test_parameter_unfrozen_after_construction(named: tuple[Net, Any]) -> None:
 
 def test_sparse_gradient_is_refused_by_name() -> None:
     model = nn.Embedding(5, 2, sparse=True)
-    decentlam.DecentLaM(model.named_parameters(), lr=0.1)
+    _kept = decentlam.DecentLaM(model.named_parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"weight has a sparse gradient.*sparse=False"):
         model(torch.tensor([1, 3])).sum().backward()
 

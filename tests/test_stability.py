@@ -6,11 +6,9 @@ import logging
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import decentlam
-from decentlam.stability import growth
+from decentlam import algorithms
+from decentlam.stability import growth, warn_if_unstable
 from decentlam.topology import Topology, bipartite_random_match, mesh, one_peer_hypercube, ring
 
 
@@ -46,11 +44,19 @@ def test_random_matching_at_high_momentum_grows_and_at_low_momentum_shrinks() ->
     assert growth("qg-dmsgd", net, 0.9) < 0.95
 
 
-def test_the_optimizer_warns_before_an_unstable_run(caplog: pytest.LogCaptureFixture) -> None:
-    optimizer = decentlam.DecentLaM([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
-    assert not caplog.records
-    optimizer.topology = bipartite_random_match(8)
-    optimizer._algorithm = decentlam.algorithms.DecentLaM(0.9)
+def test_an_unstable_run_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        optimizer._warn_if_unstable()
-    assert "will diverge" in caplog.text and "bipartite-random-match(8)" in caplog.text
+        warn_if_unstable(algorithms.DecentLaM(0.9), ring(8))
+        assert not caplog.records
+        warn_if_unstable(algorithms.DecentLaM(0.9), bipartite_random_match(8))
+        assert "will diverge" in caplog.text and "bipartite-random-match(8)" in caplog.text
+
+
+def test_nesterov_on_negative_eigenvalues_is_announced_and_lazy_weights_cure_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        warn_if_unstable(algorithms.DecentLaM(0.9, nesterov=True), mesh(8).lazy())
+        assert not caplog.records
+        warn_if_unstable(algorithms.DecentLaM(0.9, nesterov=True), mesh(8))
+        assert "topology.lazy()" in caplog.text

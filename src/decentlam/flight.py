@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.errors import StaleMessageError
 from decentlam.exchange.network import Network
 from decentlam.exchange.process_group import Round, Terms, explained
 from decentlam.gradients import all_finite
@@ -37,7 +38,8 @@ class Flight:
         size = len(bucket.x) // network.processes_per_node
         self.part = slice(network.lane * size, (network.lane + 1) * size)
         self.x = bucket.x[self.part]
-        self.g = bucket.g if network.node_group is None else torch.empty_like(self.x)
+        self._sum = bucket.g if network.node_group is None else torch.empty_like(bucket.g)
+        self.g = self._sum[self.part]
         self.state = algorithm.init(self.x)
         self.pieces = bucket.pieces(algorithm.layerwise, self.part)
         self.adaptive = [not algorithm.layerwise or p.ndim > 1 for p in bucket.params]
@@ -86,7 +88,12 @@ class Flight:
             self.gather_gradients()
         self._version = self.bucket.g._version
         if self.network.node_group is not None:
-            self.reducing = self._inside(index, dist.reduce_scatter_tensor, self.g, self.bucket.g)
+            if self.network.batched:
+                reduce = dist.reduce_scatter_tensor
+                self.reducing = self._inside(index, reduce, self.g, self.bucket.g)
+            else:  # gloo's reduce_scatter is an all_reduce too, but one that ends only in wait()
+                self._sum.copy_(self.bucket.g)
+                self.reducing = self._inside(index, dist.all_reduce, self._sum)
 
     def _inside(self, index: int, collective: Callable[..., Any], *tensors: Tensor) -> Round:
         """Starts a collective of the processes of this node."""
@@ -107,6 +114,29 @@ class Flight:
             self.reducing = None
             self.g.div_(self.network.processes_per_node)
 
+    def check_fresh(self, hyper: dict[str, float]) -> None:
+        """A message formed from another gradient or lr than step() sees must not be used."""
+        if self.parameters_changed():
+            raise StaleMessageError(
+                "a parameter changed while its message was on the way (by load_state_dict or an "
+                "assignment between backward and step(), or with AWC-DmSGD after step()). Change "
+                "parameters between step() and backward, and with AWC-DmSGD use overlap=False."
+            )
+        needs_gradient = self.algorithm.needs_gradient
+        if needs_gradient and self.hyper != hyper:
+            raise StaleMessageError(
+                "lr, momentum or weight decay changed between backward and step(): the message "
+                f"left with {self.hyper}, the group now has {hyper}. Change them after step(), as "
+                "schedulers do, or use overlap=False."
+            )
+        in_flight = needs_gradient or self.network.node_group is not None
+        if in_flight and self.gradient_changed():
+            raise StaleMessageError(
+                "a gradient changed between backward and step(), but its message had left "
+                "already. To clip, use max_grad_norm=... with overlap=False; for any other change "
+                "use overlap=False."
+            )
+
     def gradient_changed(self) -> bool:
         if self.bucket.g._version != self._version:
             return True
@@ -121,6 +151,12 @@ class Flight:
 
     def _parameter_versions(self) -> int:
         return sum(p._version for p in self.bucket.params)  # ours are writes to x, not to p
+
+    def recall(self) -> Round:
+        """The round of a message that left early; the message counts as never sent."""
+        assert self.early and self.round is not None
+        self.early, self._departed = False, None
+        return self.round
 
     def nonfinite_gradients(self) -> list[str]:
         return [] if all_finite(self.g) else self._nonfinite_names(self.g[None])

@@ -19,8 +19,8 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from decentlam import evaluation, gradients
-from decentlam.agreement import check_agreement
+from decentlam import evaluation
+from decentlam.agreement import check_agreement, facts_of
 from decentlam.algorithms import Algorithm, Reach, Step, check_compatible, lr_ratio
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
 from decentlam.exchange.network import Network, communication_device, connect
@@ -28,8 +28,10 @@ from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, R
 from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
+from decentlam.options import Options
+from decentlam.preparation import prepare
 from decentlam.simulate import check_lr
-from decentlam.stability import growth
+from decentlam.stability import warn_if_unstable
 from decentlam.statistics import StepStatistics
 from decentlam.topology import Topology, resolve
 
@@ -68,22 +70,21 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         timeout_seconds: float = 600.0,
     ) -> None:
         check_lr(lr)
-        _check_options(weight_decay, overlap, bucket_bytes, max_grad_norm, nonfinite)
-        if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds must be above 0, got {timeout_seconds!r}")
+        if not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be 0 or more, got {weight_decay!r}")
         defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
         if hasattr(algorithm, "beta"):
             defaults["momentum"] = algorithm.beta
             defaults["nesterov"] = getattr(algorithm, "nesterov", False)
-        self._options: dict[str, Any] = {
-            "topology": topology,
-            "overlap": overlap,
-            "bucket_bytes": bucket_bytes,
-            "max_grad_norm": max_grad_norm,
-            "nonfinite": nonfinite,
-            "processes_per_node": processes_per_node,
-            "timeout_seconds": timeout_seconds,
-        }
+        self._options = Options(
+            topology,
+            overlap,
+            bucket_bytes,
+            max_grad_norm,
+            nonfinite,
+            processes_per_node,
+            timeout_seconds,
+        )
         self._algorithm = self._method = algorithm
         self._ready = False
         super().__init__(params, defaults)
@@ -96,16 +97,17 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Joins the network, lays the parameters out and hooks into backward."""
         options = self._options
         self._algorithm = self._method
-        self._overlap, self._nonfinite = options["overlap"], options["nonfinite"]
-        self._max_grad_norm = options["max_grad_norm"]
         init_if_launched(next(p.device for g in self.param_groups for p in g["params"]))
         self._tag = next(_tags) * _TAGS_EACH
         for group in self.param_groups:
             self._prepare_group(group)
         if agree:  # before groups are formed and tensors sent, where a difference is a hang
-            check_agreement(connect(process_group), self._facts())
+            check_agreement(
+                connect(process_group),
+                facts_of(self._method, self._options, self.param_groups, self._tag),
+            )
         # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
-        per_node = 1 if _always_everyone(self._method) else options["processes_per_node"]
+        per_node = 1 if _always_everyone(self._method) else options.processes_per_node
         self.network = connect(process_group, per_node, _sometimes_everyone(self._method))
         self._statistics = StepStatistics()
         self._synchronizing = True
@@ -114,13 +116,14 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._buckets: list[Bucket] = []
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
-        self.use_network(self.network, options["topology"])
+        self.use_network(self.network, options.topology)
         if self.network.num_nodes == 1:
             self._algorithm = self._alone(self._method)
         self._build()
         if agree:
             self._start_equal(self._buckets)
-            self._warn_if_unstable()
+            if self.network.rank == 0:
+                warn_if_unstable(self._algorithm, self.topology)
         self._ready = True
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
@@ -132,8 +135,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         for handle in self._hooks:
             handle.remove()
         parts = self.network.processes_per_node
-        timeout = timedelta(seconds=self._options["timeout_seconds"])
-        self._buckets = build_buckets(self.param_groups, self._options["bucket_bytes"], parts)
+        timeout = timedelta(seconds=self._options.timeout_seconds)
+        self._buckets = build_buckets(self.param_groups, self._options.bucket_bytes, parts)
         self._flights = [
             Flight(i, b, self._algorithm_of(self.param_groups[b.group]), self.network, timeout)
             for i, b in enumerate(self._buckets)
@@ -167,29 +170,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self.exchange: NoExchange | ProcessGroupExchange = (
             NoExchange()
             if network.num_nodes == 1
-            else ProcessGroupExchange(
-                network, topology, self._options["timeout_seconds"], self._tag
-            )
+            else ProcessGroupExchange(network, topology, self._options.timeout_seconds, self._tag)
         )
-
-    def _facts(self) -> dict[str, object]:
-        """What every process must have alike, named so that a difference explains itself."""
-        topology = self._options["topology"]
-        facts: dict[str, object] = {"algorithm": repr(self._method), **self._options}
-        if isinstance(topology, Topology):
-            facts["topology"] = f"{topology!r} {topology.fingerprint()}"
-        facts["number of parameters"] = sum(len(g["params"]) for g in self.param_groups)
-        for i, group in enumerate(self.param_groups):
-            names = group.get("param_names") or [""] * len(group["params"])
-            for k, (name, p) in enumerate(zip(names, group["params"], strict=True)):
-                frozen = "" if p.requires_grad else " frozen"
-                facts[f"parameter {k} of group {i}"] = (
-                    f"{name} {tuple(p.shape)} {p.dtype}{frozen}".strip()
-                )
-            options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-            facts |= {f"{name} of group {i}": value for name, value in options.items()}
-        facts["number of optimizers built"] = self._tag // _TAGS_EACH
-        return facts
 
     @torch.no_grad()
     def _start_equal(self, buckets: list[Bucket]) -> None:
@@ -198,20 +180,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             source = dist.get_global_rank(self.network.group, 0)
             for x in [*(b.x for b in buckets), *(p.data for p in self._frozen)]:
                 dist.broadcast(x, source, group=self.network.group)
-
-    def _warn_if_unstable(self) -> None:
-        """Momentum on the disagreement itself can blow it up when the weights change."""
-        if not self._algorithm.needs_symmetric or self.topology.static or self.network.rank != 0:
-            return
-        factor = growth(self._algorithm, self.topology, steps=200)
-        if factor > 1.001:
-            log.warning(
-                "%r on %r multiplies the disagreement between nodes by about %.3f at every step "
-                "and will diverge. Use a static topology, a smaller momentum, or QGDmSGD.",
-                self._algorithm,
-                self.topology,
-                factor,
-            )
 
     def _prepare_group(self, group: dict[str, Any]) -> None:
         """What the recursion remembers of a group besides its tensors; saved with it."""
@@ -227,7 +195,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         super().add_param_group(param_group)
         self.param_groups[-1]["step"] = self.param_groups[0]["step"]
         self._prepare_group(self.param_groups[-1])
-        check_agreement(self.network, self._facts())
+        check_agreement(
+            self.network, facts_of(self._method, self._options, self.param_groups, self._tag)
+        )
         self._build()
         self._start_equal([b for b in self._buckets if b.group == len(self.param_groups) - 1])
 
@@ -261,7 +231,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _sends_in_backward(self) -> bool:
         """False also when this step sends nothing: gradients may then change until step()."""
         reach = self._algorithm.reach(self.param_groups[0]["step"])
-        return self._overlap and not self.exchange.silent(reach)
+        return self._options.overlap and not self.exchange.silent(reach)
 
     @torch.no_grad()
     def _start_ready(self) -> None:
@@ -276,10 +246,22 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _begin(self, flight: Flight, skip: bool = False, absent: bool = False) -> None:
         self._open_round(absent)
         flight.begin(skip, self.param_groups[0]["step"])
+        flight.hyper = self._hyper(self.param_groups[flight.bucket.group])
+        for waiting in self._flights:
+            if not waiting.sent:
+                if not waiting.started or not self._summed(waiting):
+                    return
+                self._send(waiting)
+
+    def _summed(self, flight: Flight) -> bool:
+        """Whether its sum over the node is there. Backward must not wait for it: the script may
+        have a collective of its own before step(), and a process of the node be in it already."""
         if flight.reducing is None:
-            self._send(flight)
-        elif flight.slot > 0 and not self._flights[flight.slot - 1].sent:
-            self._send(self._flights[flight.slot - 1])  # its sum over the node had time to finish
+            return True
+        if self.network.batched:  # only the GPU waits, and not if another bucket came in between
+            following = self._flights[flight.slot + 1 : flight.slot + 2]
+            return any(other.started for other in following)
+        return flight.reducing.arrived()
 
     def _open_round(self, absent: bool) -> None:
         """Once per step, before the first message: tells Join, posts all receives."""
@@ -306,11 +288,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         group = self.param_groups[flight.bucket.group]
         step = self._step_of(group, flight.skipped)
         flight.complete_gradient()
-        if self._nonfinite != "ignore" and not self._algorithm.needs_gradient:
+        if self._options.nonfinite != "ignore" and not self._algorithm.needs_gradient:
             self._check_finite(flight.nonfinite_gradients(), step)
         if not flight.early:
             self._depart(flight, step)
-        flight.sent, flight.hyper = True, self._hyper(group)
+        flight.sent = True
 
     def _depart(self, flight: Flight, step: Step) -> None:
         """Forms the message and sends it, if it is finite."""
@@ -319,7 +301,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         if self.exchange.silent(reach):
             flight.round = Round.silent()
             return
-        bad = flight.form_message(algorithm, step, check=self._nonfinite != "ignore")
+        bad = flight.form_message(algorithm, step, check=self._options.nonfinite != "ignore")
         self._check_finite(bad, step)
         message = flight.message(step.index)
         flight.round = self.exchange.start(flight.slot, message, step.index, reach)
@@ -360,89 +342,26 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         for flight in self._flights:
             if not flight.started:
                 self._begin(flight, skipped, absent)
-            self._check_fresh(flight)
+            flight.check_fresh(self._hyper(self.param_groups[flight.bucket.group]))
         for flight in self._flights:
             self._send(flight)
         self._update(skipped)
 
     def _prepare_gradients(self, absent: bool) -> bool:
-        """Unscales, checks and clips the whole gradient; True if this step leaves it out."""
-        found_inf = getattr(self, "found_inf", None)
-        if self._sends_in_backward:
-            if found_inf is not None:
-                raise StaleMessageError(
-                    "GradScaler with overlap=True: the messages left before it was known whether "
-                    "a gradient overflowed. Build the optimizer with overlap=False, or use "
-                    "bfloat16, which needs no scaler."
-                )
-            return absent
-        if absent:
-            return True
-        for flight in self._flights:
-            flight.gather_gradients()
-        if self._any_in_node(found_inf is not None and float(found_inf) > 0):
-            return True
+        """Makes the whole gradient ready; True if this step leaves it out."""
+        found_inf = getattr(self, "found_inf", None)  # both set by GradScaler.step
         scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            for flight in self._flights:
-                flight.bucket.g.mul_(1.0 / float(scale))
-        if self._nonfinite == "skip":
-            finite = all(gradients.all_finite(flight.bucket.g) for flight in self._flights)
-            if self._any_in_node(not finite):
-                log.warning(
-                    "node %d, step %d: gradient is NaN or infinite, left out",
-                    self.network.node,
-                    self.param_groups[0]["step"],
-                )
-                return True
-        if self._max_grad_norm is not None:
-            self._clip(self._max_grad_norm)
-        return False
-
-    def _any_in_node(self, flag: bool) -> bool:
-        """Whether the flag is set in any process of this node."""
-        if self.network.node_group is None:
-            return flag
-        device = communication_device(self.network, self._buckets[0].x.device)
-        flags = torch.tensor(float(flag), device=device)
-        self._flights[0].sum_in_node(flags, self.param_groups[0]["step"])
-        return flags.item() > 0
-
-    def _clip(self, max_norm: float) -> None:
-        if self.network.node_group is not None:  # the node's gradient is the mean over processes
-            for flight in self._flights:
-                flight.sum_in_node(flight.bucket.g, self.param_groups[0]["step"])
-                flight.bucket.g.div_(self.network.processes_per_node)
-        total = gradients.squared_norm([flight.bucket.g for flight in self._flights]).sqrt().item()
-        factor = gradients.clip_factor(total, max_norm)
-        if factor < 1.0:
-            for flight in self._flights:
-                flight.bucket.g.mul_(factor)
-
-    def _check_fresh(self, flight: Flight) -> None:
-        """A message formed from another gradient or lr than step() sees must not be used."""
-        if flight.parameters_changed():
-            raise StaleMessageError(
-                "a parameter changed while its message was on the way (by load_state_dict or an "
-                "assignment between backward and step(), or with AWC-DmSGD after step()). Change "
-                "parameters between step() and backward, and with AWC-DmSGD use overlap=False."
+        if not self._sends_in_backward:
+            return absent or prepare(
+                self._flights, self._options, self.param_groups[0]["step"], found_inf, scale
             )
-        gone = self._algorithm.needs_gradient or self.network.node_group is not None
-        if not flight.sent or not gone:  # the gradient is only used in step()
-            return
-        group = self.param_groups[flight.bucket.group]
-        if self._algorithm.needs_gradient and flight.hyper != self._hyper(group):
+        if found_inf is not None:
             raise StaleMessageError(
-                f"lr, momentum or weight decay changed between backward and step(): the message "
-                f"left with {flight.hyper}, the group now has {self._hyper(group)}. Change them "
-                "after step(), as schedulers do, or use overlap=False."
+                "GradScaler with overlap=True: the messages left before it was known whether a "
+                "gradient overflowed. Build the optimizer with overlap=False, or use bfloat16, "
+                "which needs no scaler."
             )
-        if flight.gradient_changed():
-            raise StaleMessageError(
-                "a gradient changed between backward and step(), but its message had left "
-                "already. To clip, use max_grad_norm=... with overlap=False; for any other change "
-                "use overlap=False."
-            )
+        return absent
 
     def _update(self, skipped: bool) -> None:
         index = self.param_groups[0]["step"]
@@ -468,7 +387,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             flight.reset()
         self._round_open = False
         self._expected_early = False
-        if not self._algorithm.needs_gradient and self._overlap:
+        if not self._algorithm.needs_gradient and self._options.overlap:
             self._start_early()
 
     def _start_early(self) -> None:
@@ -574,14 +493,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     def _finish_rounds(self) -> None:
         """Lets messages that left before their gradient arrive, unused: x is about to change."""
-        early = [flight for flight in self._flights if flight.early]
         self._expected_early = False
-        for flight in early:
-            flight.early = False
-        for flight in early:
-            assert flight.round is not None
-            flight.round.wait()
-            flight.round.finish()
+        for round in [flight.recall() for flight in self._flights if flight.early]:
+            round.wait()
+            round.finish()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -633,30 +548,3 @@ def _always_everyone(algorithm: Algorithm) -> bool:
 
 def _sometimes_everyone(algorithm: Algorithm) -> bool:
     return any(algorithm.reach(k) is Reach.EVERYONE for k in range(_LONGEST_PERIOD))
-
-
-def _check_options(
-    weight_decay: float,
-    overlap: bool,
-    bucket_bytes: int,
-    max_grad_norm: float | None,
-    nonfinite: str,
-) -> None:
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay must be 0 or more, got {weight_decay!r}")
-    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be a whole number above 0, got {bucket_bytes!r}")
-    if nonfinite not in ("raise", "skip", "ignore"):
-        raise ValueError(f"unknown nonfinite {nonfinite!r}; choose from raise, skip, ignore")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm must be above 0 or None, got {max_grad_norm!r}")
-    if overlap and max_grad_norm is not None:
-        raise ValueError(
-            "max_grad_norm needs the whole gradient before anything is sent; "
-            "pass overlap=False with it"
-        )
-    if overlap and nonfinite == "skip":
-        raise ValueError(
-            "nonfinite='skip' needs the whole gradient before anything is sent; "
-            "pass overlap=False with it"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from decentlam.algorithms import Algorithm
 from decentlam.simulate import Nodes
 from decentlam.topology import Topology
+
+log = logging.getLogger(__name__)
 
 _DIRECTIONS = 16  # random disagreements followed at once; the largest growth takes over
 
@@ -58,3 +61,23 @@ def growth(
         if k >= warm_up:
             logs += math.log(scale)
     return math.exp(logs / (steps - warm_up))
+
+
+def warn_if_unstable(algorithm: Algorithm, topology: Topology) -> None:
+    """Logs when momentum on the disagreement itself will blow it up.
+
+    That takes weights that change, or Nesterov's look-ahead on weights with negative eigenvalues.
+    """
+    looks_ahead = getattr(algorithm, "nesterov", False)
+    if not algorithm.needs_symmetric or (topology.static and not looks_ahead):
+        return
+    factor = growth(algorithm, topology, steps=200)
+    if factor > 1.001:
+        log.warning(
+            "%r on %r multiplies the disagreement between nodes by about %.3f at every step and "
+            "will diverge. Use a static topology%s, a smaller momentum, or QGDmSGD.",
+            algorithm,
+            topology,
+            factor,
+            " or topology.lazy()" if looks_ahead else "",
+        )

@@ -46,6 +46,10 @@ class Round:
         _wait_all(self.receives, self.place, self.timeout)
         return self.terms
 
+    def arrived(self) -> bool:
+        """Whether `wait` would return at once; gloo knows it of collectives only."""
+        return all(work is None or work.is_completed() for _, work in self.receives)
+
     def finish(self) -> None:
         """Blocks until the message may be overwritten."""
         _wait_all(self.sends, self.place, self.timeout)

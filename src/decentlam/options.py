@@ -1,0 +1,42 @@
+"""What the user may choose about how a method runs; checked once, at construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentlam.topology import Topology
+
+
+@dataclass(frozen=True)
+class Options:
+    """The same on every process. See `DecentralizedOptimizer`."""
+
+    topology: str | Topology = "symmetric-exponential"
+    overlap: bool = True
+    bucket_bytes: int = 25 * 2**20
+    max_grad_norm: float | None = None
+    nonfinite: str = "raise"
+    processes_per_node: int = 1
+    timeout_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        size = self.bucket_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"bucket_bytes must be a whole number above 0, got {size!r}")
+        if self.nonfinite not in ("raise", "skip", "ignore"):
+            raise ValueError(
+                f"unknown nonfinite {self.nonfinite!r}; choose from raise, skip, ignore"
+            )
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm!r}")
+        if not self.timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds!r}")
+        if self.overlap:
+            self._check_overlap()
+
+    def _check_overlap(self) -> None:
+        whole = "needs the whole gradient before anything is sent; pass overlap=False with it"
+        if self.max_grad_norm is not None:
+            raise ValueError(f"max_grad_norm {whole}")
+        if self.nonfinite == "skip":
+            raise ValueError(f"nonfinite='skip' {whole}")
