@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -593,6 +594,20 @@ def replaced(process_group: Group, kept_alive: bool) -> list[Tensor]:
     if not kept_alive:
         del optimizer
     return train(second, model, node, range(5))
+
+
+def dropped(process_group: Group, method: str, after: str) -> list[Tensor]:
+    """An optimizer is given up with messages under way; the next one uses the same group."""
+    node, model, optimizer = start(process_group, method)
+    train(optimizer, model, node, range(2))
+    if after == "backward":
+        optimizer.zero_grad()
+        quadratic_loss(model, node, 2).backward()
+    del model, optimizer
+    gc.collect()
+    dist.all_reduce(torch.ones(1), group=process_group)
+    node, model, optimizer = start(process_group, "dmsgd")
+    return train(optimizer, model, node, range(3))
 
 
 def subgroup(process_group: Group) -> list[Tensor]:

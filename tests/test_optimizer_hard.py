@@ -351,6 +351,9 @@ for methods in (("decentlam", "dmsgd"), ("pmsgd", "pmsgd")):
     scenario(f"halves {methods}", hard.halves, methods=methods)
 for alive in (True, False):
     scenario(f"replaced {alive}", hard.replaced, kept_alive=alive)
+DROPPED = [("awc-dmsgd", "step"), ("awc-dmsgd", "backward"), ("decentlam", "backward")]
+for method, after in DROPPED:
+    scenario(f"dropped {method} {after}", hard.dropped, method=method, after=after)
 scenario("subgroup", hard.subgroup)
 
 
@@ -371,6 +374,13 @@ def test_two_optimizers_share_a_backward(methods: tuple[str, str]) -> None:
 @pytest.mark.parametrize("alive", [True, False])
 def test_new_optimizer_takes_the_model_over(alive: bool) -> None:
     assert_equal(outcomes(f"replaced {alive}"), hard.simulate("decentlam", N, 5))
+
+
+@pytest.mark.parametrize(("method", "after"), DROPPED)
+def test_group_survives_an_optimizer_dropped_with_messages_under_way(
+    method: str, after: str
+) -> None:
+    assert_equal(outcomes(f"dropped {method} {after}"), hard.simulate("dmsgd", N, 3))
 
 
 def test_two_networks_side_by_side() -> None:
@@ -593,7 +603,7 @@ def test_death_of_a_node_is_an_error_that_names_it(method: str, overlap: bool, w
 
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
 def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
-    arguments = (method, True, "before backward", 6.0, 2.0)
+    arguments = (method, True, "before backward", 5.0, 2.0)
     results = runs.run_processes(hard.with_victim, N, arguments, 50)
     for node, (error, seconds) in enumerate(results):
         assert error.startswith("ExchangeError"), error

@@ -25,7 +25,7 @@ Terms = list[tuple[float, Tensor]]
 Works = list[tuple[str, dist.Work | None]]  # with whom, and what is under way
 
 
-@dataclass
+@dataclass(eq=False)
 class Round:
     """One bucket's exchange in flight."""
 
@@ -34,7 +34,6 @@ class Round:
     timeout: timedelta
     receives: Works = field(default_factory=list)
     sends: Works = field(default_factory=list)
-    kept: tuple[Tensor, ...] = ()  # what is being sent must outlive the send
 
     @classmethod
     def silent(cls) -> Round:
@@ -53,6 +52,12 @@ class Round:
     def finish(self) -> None:
         """Blocks until the message may be overwritten."""
         _wait_all(self.sends, self.place, self.timeout)
+        _under_way.discard(self)
+
+
+# gloo breaks a connection when a buffer or work object in use is dropped, as happens when an
+# optimizer is given up with messages under way (AWC's always are): rounds live until finished.
+_under_way: set[Round] = set()
 
 
 class NoExchange:
@@ -85,7 +90,7 @@ class ProcessGroupExchange:
         self.timeout = timedelta(seconds=timeout_seconds)
         self.tag = tag  # buckets use tag, tag + 1, ...
         self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
-        self._expected: dict[int, Works] = {}
+        self._expected: dict[int, Round] = {}
 
     def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         """Posts the receives of all buckets of a step, {bucket: message}, before anything is sent.
@@ -98,10 +103,10 @@ class ProcessGroupExchange:
             return
         for slot, message in messages.items():
             tag, group, peer = self.tag + slot, self.network.group, self.network.peer
-            works = self._expected[slot] = []
+            round = self._expected[slot] = self._round(slot, message, index)
             for j, buffer in self._buffers(slot, message, index):
-                with explained(self._place(slot, index), f"node {j}", self.timeout):
-                    works.append((f"node {j}", dist.irecv(buffer, peer(j), group, tag)))
+                with explained(round.place, f"node {j}", self.timeout):
+                    round.receives.append((f"node {j}", dist.irecv(buffer, peer(j), group, tag)))
 
     def silent(self, reach: Reach) -> bool:
         """Whether nothing is sent: the node's own message is the mix, and is never stored."""
@@ -109,28 +114,35 @@ class ProcessGroupExchange:
 
     def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
         """Starts mixing bucket `slot`; the message must not change until the round is finished."""
-        n = self.network.num_nodes
         place = self._place(slot, index)
         if reach is Reach.EVERYONE:
+            round = Round([(1.0 / self.network.num_nodes, message)], place, self.timeout)
             group = self.network.lane_group or self.network.group
             with explained(place, "everyone", self.timeout):
                 work = dist.all_reduce(message, group=group, async_op=True)
-            return Round([(1.0 / n, message)], place, self.timeout, [("everyone", work)])
-        row = self.topology.row(self.network.node, index)
-        incoming = self._buffers(slot, message, index)
-        terms = [(row.get(self.network.node, 0.0), message)]
-        terms += [(row[j], buffer) for j, buffer in incoming]
+            round.receives = [("everyone", work)]
+            return round
         outgoing = self.topology.listeners(self.network.node, index)
-        round = Round(terms, place, self.timeout, kept=(message,))
         if self.network.batched:
+            round = self._round(slot, message, index)
             with explained(place, "its neighbors", self.timeout):
+                incoming = self._buffers(slot, message, index)
                 round.receives = self._batch(message, incoming, outgoing)
             return round
-        round.receives = self._expected.pop(slot)
+        round = self._expected.pop(slot)
         tag, group, peer = self.tag + slot, self.network.group, self.network.peer
         for j in outgoing:
             with explained(place, f"node {j}", self.timeout):
                 round.sends.append((f"node {j}", dist.isend(message, peer(j), group, tag)))
+        return round
+
+    def _round(self, slot: int, message: Tensor, index: int) -> Round:
+        """A round with the neighbors whose terms are still to arrive, the own one to be formed."""
+        row = self.topology.row(self.network.node, index)
+        terms = [(row.get(self.network.node, 0.0), message)]
+        terms += [(row[j], buffer) for j, buffer in self._buffers(slot, message, index)]
+        round = Round(terms, self._place(slot, index), self.timeout)
+        _under_way.add(round)
         return round
 
     def _place(self, slot: int, index: int) -> str:
