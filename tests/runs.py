@@ -71,6 +71,8 @@ def run_scenarios(scenarios: Sequence[Scenario], own_group: bool = False) -> dic
 def outcomes(everyone: Sequence[dict[str, Any]], name: str) -> list[Any]:
     """The results of one scenario in all processes; an error there is an error here."""
     for rank, results in enumerate(everyone):
+        if not isinstance(results, dict):
+            raise AssertionError(f"process {rank} did not come to an end: {results!r}")
         result = results.get(name, Failure("not reached, because a scenario before it failed"))
         if isinstance(result, Failure):
             raise AssertionError(f"process {rank}, {name}: {result.text}")
@@ -89,7 +91,8 @@ def run_processes(
     after `seconds` is killed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runs_hard"])  # imports torch once for all
+    # Imported once for all: it is what the first optimizer of a process spends seconds on.
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(n):

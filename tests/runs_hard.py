@@ -15,6 +15,7 @@ import torch.distributed as dist
 from runs import CLASSES, SCALE, Quadratic, flat, targets_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.utils.checkpoint import checkpoint
 
 import decentlam
 from decentlam.exchange.dense import DenseExchange
@@ -74,6 +75,7 @@ def simulate(
     before_step: Callable[[decentlam.Nodes, int], None] = lambda nodes, step: None,
     lr: Callable[[int], float] = lambda step: LR,
     weight_decay: float = DECAY,
+    momentum: float = MOMENTUM,
 ) -> list[Tensor]:
     """What n nodes do, each with its own loss; `change` is applied to one node's gradient.
 
@@ -87,7 +89,7 @@ def simulate(
         method,
         topology,
         frozen_free.expand(n, -1),
-        None if method == "dsgd" else MOMENTUM,
+        None if method == "dsgd" else momentum,
         weight_decay=weight_decay,
         **hyper,
     )
@@ -436,6 +438,67 @@ def _talk(process_group: Group, node: int, n: int) -> None:
 
 def trained(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
+
+
+def disjoint(process_group: Group, first: str) -> list[Tensor]:
+    """Two losses over different parameters, as actor and critic have, in two backwards."""
+    node, model, optimizer = start(process_group, "decentlam", bucket_bytes=200)
+    trajectory = []
+    for step in range(5):
+        optimizer.zero_grad()
+        terms = [
+            (1 + 0.1 * step) * 0.5 * s * (w - t).square().sum()
+            for w, t, s in zip(model.weights, targets_of(node), SCALE, strict=True)
+        ]
+        halves = [terms[:2], terms[2:]]
+        for half in halves if first == "front" else halves[::-1]:
+            sum(half).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+class Checkpointed(nn.Module):
+    """Forgets what is between its halves and computes it again in backward."""
+
+    def __init__(self, seed: int = 0, reentrant: bool = False) -> None:
+        super().__init__()
+        self.layers = mlp(seed)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        for half in (self.layers[:2], self.layers[2:]):
+            x = checkpoint(half, x, use_reentrant=self.reentrant)
+        return x
+
+
+def checkpointed(process_group: Group, reentrant: bool) -> list[Tensor]:
+    node = dist.get_rank(process_group)
+    model = Checkpointed(node, reentrant)
+    optimizer = build("decentlam", model, process_group)
+    return train(optimizer, model, node, range(4), mlp_loss)
+
+
+class Large(nn.Module):
+    """More elements than the runtime handles in one piece, and not a multiple of that."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(100_003, dtype=torch.float64))
+        self.second = nn.Parameter(torch.randn(40_001, dtype=torch.float64))
+
+
+def large_loss(model: nn.Module, node: int, step: int) -> Tensor:
+    return sum((p - node - 0.1 * step).square().sum() for p in model.parameters())
+
+
+def large(process_group: Group, method: str, per_node: int = 1) -> list[Tensor]:
+    rank = dist.get_rank(process_group)
+    model = Large(seed=rank)
+    optimizer = build(method, model, process_group, bucket_bytes=10**7, processes_per_node=per_node)
+    return train(optimizer, model, rank, range(4), large_loss)
 
 
 def no_backward_at_all(process_group: Group) -> list[Tensor]:
@@ -820,6 +883,38 @@ def simulate_late_group(method: str, n: int) -> list[Tensor]:
     return [torch.cat(pair, dim=1) for pair in zip(*parts, strict=True)]
 
 
+def groups(process_group: Group, method: str) -> list[Tensor]:
+    """Two groups with their own lr, weight decay and momentum."""
+    node = dist.get_rank(process_group)
+    model = Quadratic(seed=node)
+    weights = list(model.weights)
+    constructor = CLASSES[method]
+    optimizer = constructor(
+        [
+            {"params": weights[:2]},
+            {"params": weights[2:], "lr": 2 * LR, "weight_decay": 0.1, "momentum": 0.2},
+        ],
+        lr=LR,
+        weight_decay=DECAY,
+        momentum=MOMENTUM,
+        topology="ring",
+        bucket_bytes=100,
+        timeout_seconds=30.0,
+        process_group=process_group,
+    )
+    return train(optimizer, model, node, range(6))
+
+
+def simulate_groups(method: str, n: int) -> list[Tensor]:
+    """The loss is a sum over parameters: each group is a run of its own."""
+    front = sum(torch.Size(shape).numel() for shape in Quadratic.SHAPES[:2])
+    first = simulate(method, n, 6)
+    second = simulate(method, n, 6, lr=lambda step: 2 * LR, weight_decay=0.1, momentum=0.2)
+    return [
+        torch.cat([a[:, :front], b[:, front:]], dim=1) for a, b in zip(first, second, strict=True)
+    ]
+
+
 TOPOLOGIES = {0: "ring", 2: "star", 4: "one-peer-exponential", 6: "complete"}
 
 
@@ -891,12 +986,21 @@ VICTIM = 2
 
 
 def with_victim(
-    method: str, overlap: bool, when: str, asleep: float, timeout_seconds: float
+    method: str,
+    overlap: bool,
+    when: str,
+    asleep: float,
+    timeout_seconds: float,
+    per_node: int = 1,
 ) -> tuple[str, float]:
-    """Node 2 dies (or sleeps) at step 3: the error of this node and how long the step took."""
+    """Process 2 dies (or sleeps) at step 3: the error of this one and how long it took to come."""
     assert dist.group.WORLD is not None
     node, model, optimizer = start(
-        dist.group.WORLD, method, overlap=overlap, timeout_seconds=timeout_seconds
+        dist.group.WORLD,
+        method,
+        overlap=overlap,
+        timeout_seconds=timeout_seconds,
+        processes_per_node=per_node,
     )
 
     def accident(*arguments: Any) -> None:

@@ -16,8 +16,6 @@ import runs_nodes as nodes
 import torch
 from torch import Tensor
 
-import decentlam
-
 pytestmark = pytest.mark.timeout(300)
 
 SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {}
@@ -30,7 +28,7 @@ def scenario(name: str, function: Any, **arguments: Any) -> None:
 @cache
 def everyone(processes: int) -> list[dict[str, Any]]:
     listed = [(n, *what) for n, what in SCENARIOS.items() if n.startswith(f"{processes} ")]
-    return decentlam.launch(runs.run_scenarios, processes, (listed, True), timeout_seconds=120)
+    return runs.run_processes(runs.run_scenarios, processes, (listed, True), seconds=250)
 
 
 def outcomes(name: str) -> list[Any]:
@@ -203,6 +201,17 @@ def test_gradient_changed_after_its_sum_began_is_refused(method: str) -> None:
 
 # State, evaluation ------------------------------------------------------------------------------
 
+for method in ("decentlam", "awc-dmsgd"):
+    scenario(f"4 large {method}", hard.large, method=method, per_node=2)
+
+
+@pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd"])
+def test_parameters_larger_than_one_piece(method: str) -> None:
+    loss = nodes.node_loss(2, hard.large_loss)
+    expected = hard.simulate(method, 2, 4, model=hard.Large, loss=loss)
+    assert_equal(outcomes(f"4 large {method}"), expected, 2)
+
+
 RESUMED = ("decentlam", "awc-dmsgd", "slowmo")
 for method in RESUMED:
     scenario(f"4 resume {method}", nodes.resume, method=method, per_node=2)
@@ -238,3 +247,15 @@ def test_evaluation_counts_nodes(processes: int) -> None:
         assert r["distance"] == pytest.approx(distance, rel=1e-12)
         assert r["sent"] == half * (1 if processes == 4 else 2)
         assert "ValueError: Join works with one process per node" in r["join"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_death_of_a_process_is_an_error_in_its_node_and_beyond(overlap: bool) -> None:
+    arguments = ("decentlam", overlap, "before backward", 0.0, 60.0, 2)
+    results = runs.run_processes(hard.with_victim, 4, arguments, seconds=100)
+    assert results[hard.VICTIM] == 7
+    assert "node 1, step 3, " in results[3][0] and "another process of its node" in results[3][0]
+    for rank in (0, 1, 3):
+        error, seconds = results[rank]
+        assert error.startswith(f"ExchangeError: node {rank // 2}, step "), error
+        assert seconds < 25

@@ -126,7 +126,7 @@ CASES = FOUR + FIVE + EIGHT
 def everyone(nodes: int) -> list[dict[str, Any]]:
     """All cases of that many nodes, one after the other in one group of processes."""
     scenarios = [(case.name, case.run, {}) for case in CASES if case.nodes == nodes]
-    return decentlam.launch(runs.run_scenarios, nodes, (scenarios,), timeout_seconds=120)
+    return runs.run_processes(runs.run_scenarios, nodes, (scenarios,), seconds=250)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -497,6 +499,21 @@ def test_grad_scaler_with_overflow_skips_as_torch_does() -> None:
     assert optimizer.statistics.skipped_steps == 1
 
 
+def test_optimizer_that_nobody_uses_is_gone() -> None:
+    """The parameters keep its hooks, but these must not keep it, its buckets and its state."""
+    model = Net()
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
+    train(model, optimizer, range(2))
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    theirs = copy.deepcopy(model)
+    second = decentlam.DmSGD(model.parameters(), lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    assert_close(train(model, second, range(4)), train(theirs, reference, range(4)))
+
+
 # Layout -----------------------------------------------------------------------------------------
 
 
@@ -545,6 +562,32 @@ def test_dtypes_may_be_mixed_in_one_group() -> None:
         )
         tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
         assert (a - b).abs().max() < tolerance
+
+
+def test_parameters_larger_than_one_piece() -> None:
+    ours = [nn.Parameter(torch.ones(n, dtype=torch.float64)) for n in (100_003, 40_001)]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    optimizer = decentlam.DecentLaM(ours, **hyper)
+    reference = torch.optim.SGD(theirs, **hyper)
+    for step in range(3):
+        for params, opt in ((ours, optimizer), (theirs, reference)):
+            opt.zero_grad()
+            used = params if step != 1 else params[:1]
+            sum((p * torch.linspace(0, 1, len(p))).square().sum() for p in used).backward()
+            opt.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() < 1e-12
+
+
+def test_everything_frozen() -> None:
+    model = Net().requires_grad_(False)
+    before = flat(model)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, weight_decay=0.1)
+    optimizer.step()
+    with optimizer.averaged(model):
+        pass
+    assert torch.equal(flat(model), before) and optimizer.consensus_distance() == 0.0
 
 
 def test_scalar_and_empty_parameters() -> None:

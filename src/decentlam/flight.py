@@ -38,8 +38,13 @@ class Flight:
         size = len(bucket.x) // network.processes_per_node
         self.part = slice(network.lane * size, (network.lane + 1) * size)
         self.x = bucket.x[self.part]
-        self._sum = bucket.g if network.node_group is None else torch.empty_like(bucket.g)
-        self.g = self._sum[self.part]
+        if network.node_group is None:
+            self.g = bucket.g
+        elif network.batched:
+            self.g = torch.empty_like(self.x)
+        else:
+            self._sum = torch.empty_like(bucket.g)
+            self.g = self._sum[self.part]
         self.state = algorithm.init(self.x)
         self.pieces = bucket.pieces(algorithm.layerwise, self.part)
         self.adaptive = [not algorithm.layerwise or p.ndim > 1 for p in bucket.params]
@@ -173,6 +178,10 @@ class Flight:
     def message_bytes(self, index: int) -> int:
         return self.algorithm.payloads(index) * self.x.nbytes
 
+    def held_gradient_bytes(self) -> int:
+        inside = 0 if self.g is self.bucket.g else self.g.untyped_storage().nbytes()
+        return self.bucket.g.nbytes + inside
+
     def held_message_bytes(self) -> int:
         return 0 if self._z is None else self._z.nbytes
 
@@ -251,19 +260,21 @@ class Flight:
             yield p, {name: shaped_like(t[span], p) for name, t in self.state.items()}
 
     def load_state(self, saved: dict[Tensor, dict[str, Tensor]]) -> None:
+        """Takes over what was saved; what was not is as at the start."""
+        for name, fresh in self.algorithm.init(self.x).items():
+            self.state[name].copy_(fresh)
         for p, views in self.state_views():
             for name, view in views.items():
                 value = saved[p].get(name)
                 if value is None:
-                    view.zero_()
-                elif value.shape != view.shape:
+                    continue
+                if value.shape != view.shape:
                     raise ValueError(
                         f"state {name!r} has shape {tuple(value.shape)}, here it is "
                         f"{tuple(view.shape)}; it was saved with another bucket_bytes or "
                         "processes_per_node. Use the same, or decentlam.load_checkpoint."
                     )
-                else:
-                    view.copy_(value)
+                view.copy_(value)
 
 
 def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:

@@ -466,7 +466,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Bytes this process holds for training, by kind."""
         return {
             "parameters": sum(b.x.nbytes for b in self._buckets),
-            "gradients": sum(b.g.nbytes for b in self._buckets),
+            "gradients": sum(f.held_gradient_bytes() for f in self._flights),
             "state": sum(t.nbytes for f in self._flights for t in f.state.values()),
             "messages": sum(f.held_message_bytes() for f in self._flights),
             "received": self.exchange.memory_bytes(),

@@ -27,6 +27,8 @@ def prepare(
 
     `found_inf` and `scale` are what a GradScaler found and multiplied the loss with.
     """
+    if not flights:  # every parameter is frozen
+        return False
     for flight in flights:
         flight.gather_gradients()
     if _any_in_node(flights, index, found_inf is not None and float(found_inf) > 0):
