@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import decentlam
+import decentlam.layout
 
 CLASSES = {
     "pmsgd": decentlam.PmSGD,
@@ -128,6 +129,7 @@ def _child(
     port: int,
 ) -> None:
     torch.set_num_threads(1)
+    decentlam.layout._LARGE = 10  # so that small models have gradients of both kinds
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=120)

@@ -672,3 +672,51 @@ def test_wrong_state_is_refused() -> None:
     saved = decentlam.DecentLaM(small.parameters(), lr=0.1).state_dict()
     with pytest.raises(ValueError, match="shape"):
         decentlam.DecentLaM(large.parameters(), lr=0.1).load_state_dict(saved)
+
+
+class Mixed(nn.Module):
+    """Large and small parameters in turn, one of them in channels-last order, one often unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(200, 200)  # 40,000 weights: large
+        self.conv = nn.Conv2d(64, 64, 3).to(memory_format=torch.channels_last)  # 36,864: large
+        self.last = nn.Linear(64, 3)
+        self.spare = nn.Linear(200, 200)
+
+    def forward(self, x: Tensor, use_spare: bool) -> Tensor:
+        x = self.first(x)
+        x = self.spare(x) if use_spare else x
+        x = x[:, None, :64, None].expand(-1, 64, -1, 3)
+        return self.last(self.conv(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_large_gradients_stay_where_backward_left_them_and_train_as_sgd_does(
+    set_to_none: bool, max_grad_norm: float | None
+) -> None:
+    torch.manual_seed(0)
+    ours = Mixed().double()
+    theirs = copy.deepcopy(ours)
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    optimizer = decentlam.DecentLaM(
+        ours.parameters(), **options, overlap=False, max_grad_norm=max_grad_norm
+    )
+    reference = torch.optim.SGD(theirs.parameters(), **options)
+    for step in range(5):
+        x = torch.randn(4, 200, dtype=torch.float64)
+        for model, stepper in ((ours, optimizer), (theirs, reference)):
+            stepper.zero_grad(set_to_none=set_to_none)
+            model(x, use_spare=step != 2).square().mean().backward()
+            if model is theirs and max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        left = {p: p.grad.data_ptr() for p in ours.parameters() if p.grad is not None}
+        optimizer.step()
+        reference.step()
+        if step < 2:  # afterwards the spare layer has a place of its own
+            large = [p for p in left if p.numel() >= 1 << 15]
+            assert len(large) == 3
+            assert all(p.grad.data_ptr() == left[p] for p in large)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)

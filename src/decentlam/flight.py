@@ -38,19 +38,14 @@ class Flight:
         size = len(bucket.x) // network.processes_per_node
         self.part = slice(network.lane * size, (network.lane + 1) * size)
         self.x = bucket.x[self.part]
-        if network.node_group is None:
-            self.g = bucket.g
-        elif network.batched:
-            self.g = torch.empty_like(self.x)
-        else:
-            self._sum = torch.empty_like(bucket.g)
-            self.g = self._sum[self.part]
+        self._sum: Tensor | None = None  # over the node: NCCL reduces its part, gloo the whole
+        if network.node_group is not None:
+            self._sum = torch.empty_like(self.x if network.batched else bucket.g)
         self.state = algorithm.init(self.x)
         self.pieces = bucket.pieces(algorithm.layerwise, self.part)
         self.adaptive = [not algorithm.layerwise or p.ndim > 1 for p in bucket.params]
         self._cut = [
-            (self.x[s], self.g[s], {name: t[s] for name, t in self.state.items()})
-            for s in self.pieces
+            (self.x[s], {name: t[s] for name, t in self.state.items()}) for _, _, s in self.pieces
         ]
         self._z: Tensor | None = None
         self._gathering: Round | None = None
@@ -68,37 +63,34 @@ class Flight:
         self.skipped = False
         self.reducing: Round | None = None  # the sum over the processes of this node
         self.hyper: dict[str, float] = {}
-        self._version = -1
+        self._gradients: list[Tensor] = []  # by piece
+        self._seen: tuple[list[Tensor | None], int] = ([], -1)
         self._departed: int | None = None
         self._kept = []
 
     # Gradient --------------------------------------------------------------------------------
-
-    def gather_gradients(self) -> None:
-        """Puts every gradient in place; a parameter that got none has gradient zero."""
-        for i, p in enumerate(self.bucket.params):
-            if p.grad is None:
-                self.bucket.g_views[i].zero_()
-            else:
-                self.bucket.adopt_gradient(i)
 
     def begin(self, skip: bool, index: int) -> None:
         """The gradient is complete: from here on it must not change."""
         self.started, self.skipped = True, skip
         if self.network.num_processes == 1:
             self._keep_unused()
+        self.bucket.gather_gradients()
         if skip:
-            self.bucket.g.zero_()
-        else:
-            self.gather_gradients()
-        self._version = self.bucket.g._version
-        if self.network.node_group is not None:
-            if self.network.batched:
-                reduce = dist.reduce_scatter_tensor
-                self.reducing = self._inside(index, reduce, self.g, self.bucket.g)
-            else:  # gloo's reduce_scatter is an all_reduce too, but one that ends only in wait()
-                self._sum.copy_(self.bucket.g)
-                self.reducing = self._inside(index, dist.all_reduce, self._sum)
+            for g in self.bucket.gradients():
+                g.zero_()
+        self._seen = self._gradient_versions()
+        if self._sum is None:
+            self._cut_gradient(self.bucket.gradients())
+        elif self.network.batched:
+            reduce = dist.reduce_scatter_tensor
+            self.reducing = self._inside(index, reduce, self._sum, self.bucket.g)
+        else:  # gloo's reduce_scatter is an all_reduce too, but one that ends only in wait()
+            self._sum.copy_(self.bucket.g)
+            self.reducing = self._inside(index, dist.all_reduce, self._sum)
+
+    def _cut_gradient(self, gradients: list[Tensor]) -> None:
+        self._gradients = [gradients[k][inside] for k, inside, _ in self.pieces]
 
     def _inside(self, index: int, collective: Callable[..., Any], *tensors: Tensor) -> Round:
         """Starts a collective of the processes of this node."""
@@ -115,9 +107,11 @@ class Flight:
     def complete_gradient(self) -> None:
         """In a node of several processes: the mean gradient of this process's part."""
         if self.reducing is not None:
+            assert self._sum is not None
             self.reducing.wait()
             self.reducing = None
-            self.g.div_(self.network.processes_per_node)
+            part = self._sum if self.network.batched else self._sum[self.part]
+            self._cut_gradient([part.div_(self.network.processes_per_node)])
 
     def check_fresh(self, hyper: dict[str, float]) -> None:
         """A message formed from another gradient or lr than step() sees must not be used."""
@@ -143,12 +137,13 @@ class Flight:
             )
 
     def gradient_changed(self) -> bool:
-        if self.bucket.g._version != self._version:
-            return True
-        return any(
-            p.grad is not view if p.grad is not None else i in self.arrived
-            for i, (p, view) in enumerate(zip(self.bucket.params, self.bucket.g_views, strict=True))
-        )
+        now, version = self._gradient_versions()
+        then, before = self._seen
+        return version != before or any(a is not b for a, b in zip(now, then, strict=True))
+
+    def _gradient_versions(self) -> tuple[list[Tensor | None], int]:
+        grads = [p.grad for p in self.bucket.params]
+        return grads, sum(g._version for g in grads if g is not None)
 
     def parameters_changed(self) -> bool:
         """Whether somebody else wrote to a parameter since its message was formed."""
@@ -164,7 +159,9 @@ class Flight:
         return self.round
 
     def nonfinite_gradients(self) -> list[str]:
-        return [] if all_finite(self.g) else self._nonfinite_names(self.g[None])
+        if all(all_finite(g) for g in self._gradients):
+            return []
+        return self._nonfinite_names(torch.cat(self._gradients)[None])
 
     # Message ---------------------------------------------------------------------------------
 
@@ -179,8 +176,7 @@ class Flight:
         return self.algorithm.payloads(index) * self.x.nbytes
 
     def held_gradient_bytes(self) -> int:
-        inside = 0 if self.g is self.bucket.g else self.g.untyped_storage().nbytes()
-        return self.bucket.g.nbytes + inside
+        return self.bucket.gradient_bytes() + (0 if self._sum is None else self._sum.nbytes)
 
     def held_message_bytes(self) -> int:
         return 0 if self._z is None else self._z.nbytes
@@ -189,8 +185,12 @@ class Flight:
         """Fills the message buffer; returns the names of parameters that are not finite."""
         self._departed = self._parameter_versions()
         z = self.message(step.index)
+        gradients = self._gradients
+        if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
+            gradients = [x for x, _ in self._cut]
+            step = dataclasses.replace(step, weight_decay=0.0)
         finite = True
-        for s, (x, g, state) in zip(self.pieces, self._cut, strict=True):
+        for (_, _, s), (x, state), g in zip(self.pieces, self._cut, gradients, strict=True):
             rows = [row[s] for row in z]
             here = dataclasses.replace(step, out=rows[0] if len(rows) == 1 else None)
             formed = algorithm.message(x, _decayed(g, x, step), state, here)
@@ -215,7 +215,8 @@ class Flight:
     def update(self, algorithm: Algorithm, terms: Terms, step: Step) -> None:
         """x and state from the mix; the terms are summed piece by piece, in the cache."""
         plain = dataclasses.replace(step, adaptive=False)
-        for i, (s, (x, g, state)) in enumerate(zip(self.pieces, self._cut, strict=True)):
+        cut = zip(self.pieces, self._cut, self._gradients, strict=True)
+        for i, ((_, _, s), (x, state), g) in enumerate(cut):
             g = _decayed(g, x, step)
             mixed = _weighted_sum(terms, s) if terms else algorithm.message(x, g, state, step)
             adaptive = not algorithm.layerwise or self.adaptive[i]

@@ -10,11 +10,25 @@ import torch
 from torch import Tensor
 
 _CHUNK = 1 << 17  # elements; smaller ones cost calls, larger ones fall out of the cache
+_LARGE = 1 << 15  # elements from which a copy of the gradient costs more than calls of its own
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbors in a bucket whose gradients lie together in memory."""
+
+    span: slice  # of x
+    owner: int | None  # the one parameter whose gradient stays where backward left it
+    inside: slice  # of g, if there is no owner
 
 
 @dataclass(eq=False)
 class Bucket:
-    """Some parameters of one group, laid out one after the other in `x`, gradients in `g`."""
+    """Some parameters of one group, laid out one after the other in `x`.
+
+    Gradients are gathered in `g`. On a CPU, large ones are used where backward left them: the copy
+    would be the dearest pass over memory of the whole step.
+    """
 
     group: int  # index of the param group
     params: list[Tensor]
@@ -22,11 +36,12 @@ class Bucket:
     x: Tensor  # (size,) padded with zeros to a multiple of `parts`
     g: Tensor
     x_views: list[Tensor]
-    g_views: list[Tensor]
+    g_views: list[Tensor | None]  # None: nothing was gathered for this parameter yet
     spans: list[slice] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
 
     def adopt_gradient(self, i: int) -> None:
-        """Moves the gradient of parameter i into its place in `g`."""
+        """Makes sure the gradient of parameter i is where `gradients` expects it."""
         grad, view = self.params[i].grad, self.g_views[i]
         if grad is None or grad is view:
             return
@@ -35,9 +50,44 @@ class Bucket:
                 f"parameter {self.names[i]} has a sparse gradient, which cannot be averaged "
                 "with neighbors; use sparse=False in its embedding"
             )
+        if view is None:
+            if _alike(grad, self.x_views[i]):
+                return
+            view = self.g_views[i] = torch.empty_like(self.x_views[i])
         if grad.data_ptr() != view.data_ptr():
             view.copy_(grad.detach())  # backward(create_graph=True) gives it a history
         self.params[i].grad = view
+
+    def gather_gradients(self) -> None:
+        """Puts every gradient in place; a parameter that got none has gradient zero."""
+        for i, p in enumerate(self.params):
+            if p.grad is not None:
+                self.adopt_gradient(i)
+                continue
+            view = self.g_views[i]
+            if view is None:
+                self.g_views[i] = torch.zeros_like(self.x_views[i])
+            else:
+                view.zero_()
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient, gathered before, as flat tensors in the order of `stretches`."""
+        return [
+            self.g[stretch.inside] if stretch.owner is None else _flat(self.gradient(stretch.owner))
+            for stretch in self.stretches
+        ]
+
+    def gradient(self, i: int) -> Tensor:
+        grad = self.params[i].grad
+        found = self.g_views[i] if grad is None else grad.detach()
+        assert found is not None
+        return found
+
+    def gradient_bytes(self) -> int:
+        """What gradients take, as far as the bucket keeps them or the parameters do."""
+        owners = [s.owner for s in self.stretches if s.owner is not None]
+        held = [g for i in owners for g in (self.params[i].grad, self.g_views[i]) if g is not None]
+        return self.g.nbytes + sum({g.data_ptr(): g.nbytes for g in held}.values())
 
     def holds(self, i: int) -> bool:
         """Whether parameter i lives in the bucket: not moved, nor taken over by another."""
@@ -54,19 +104,29 @@ class Bucket:
                     "optimizer after that"
                 )
 
-    def pieces(self, per_layer: bool, part: slice) -> list[slice]:
-        """How `x[part]` is cut for one call of message or update: by layer or by cache size."""
-        if per_layer:
-            return self.spans
-        size = part.stop - part.start
-        chunk = _CHUNK if self.x.device.type == "cpu" else max(size, 1)
-        return [slice(i, min(i + chunk, size)) for i in range(0, size, chunk)]
+    def pieces(self, per_layer: bool, part: slice) -> list[tuple[int, slice, slice]]:
+        """How `x[part]` is cut for one call of message or update: by layer or by cache size.
+
+        Each is the number of its stretch, its place in that, and its place in x[part].
+        """
+        if len(self.stretches) == 1 and self.stretches[0].owner is None:
+            size = part.stop - part.start
+            chunk = _CHUNK if self.x.device.type == "cpu" else max(size, 1)
+            spans = self.spans if per_layer else _cut(0, size, chunk)
+            return [(0, span, span) for span in spans]
+        return [
+            (k, slice(piece.start - span.start, piece.stop - span.start), piece)
+            for k, span in enumerate(stretch.span for stretch in self.stretches)
+            for piece in _cut(span.start, span.stop, _CHUNK)
+        ]
 
 
 def build_buckets(
-    param_groups: Sequence[dict[str, Any]], bucket_bytes: int, parts: int = 1
+    param_groups: Sequence[dict[str, Any]], bucket_bytes: int, parts: int = 1, gather: bool = False
 ) -> list[Bucket]:
     """Buckets of at most `bucket_bytes` by group, dtype and device, in order of arrival.
+
+    `gather` copies even large gradients into the bucket, so that they are one tensor.
 
     Backward reaches the last parameters first, so buckets and what is in them run backwards.
     """
@@ -87,6 +147,7 @@ def build_buckets(
                     [group["params"][i] for i in chosen],
                     [names[i] for i in chosen],
                     parts,
+                    gather,
                 )
                 buckets.append((position + chosen[0], bucket))
         position += len(group["params"])
@@ -107,24 +168,56 @@ def _fill(params: Sequence[Tensor], members: list[int], bucket_bytes: int) -> li
 
 
 @torch.no_grad()
-def _flatten(group: int, params: list[Tensor], names: list[str], parts: int) -> Bucket:
+def _flatten(
+    group: int, params: list[Tensor], names: list[str], parts: int, gather: bool
+) -> Bucket:
     size = sum(p.numel() for p in params)
     padded = -(-size // parts) * parts
+    gather = gather or parts > 1 or params[0].device.type != "cpu"
     x = params[0].new_zeros(padded)
-    g = torch.zeros_like(x)
+    large = [not gather and p.numel() >= _LARGE for p in params]
+    g = x.new_zeros(sum(p.numel() for p, own in zip(params, large, strict=True) if not own))
+    if gather:
+        g = torch.zeros_like(x)
     bucket = Bucket(group, params, names, x, g, [], [])
-    start = 0
-    for p in params:
+    start = used = 0
+    for i, p in enumerate(params):
         span = slice(start, start + p.numel())
         start = span.stop
         bucket.spans.append(span)
         bucket.x_views.append(shaped_like(x[span], p))
-        bucket.g_views.append(shaped_like(g[span], p))
         bucket.x_views[-1].copy_(p)
         p.data = bucket.x_views[-1]
+        if large[i]:
+            bucket.g_views.append(None)
+            bucket.stretches.append(Stretch(span, i, slice(0, 0)))
+            continue
+        inside = slice(used, used + p.numel())
+        used = inside.stop
+        bucket.g_views.append(shaped_like(g[inside], p))
+        last = bucket.stretches.pop() if i and not large[i - 1] else Stretch(span, None, inside)
+        bucket.stretches.append(
+            Stretch(slice(last.span.start, span.stop), None, slice(last.inside.start, inside.stop))
+        )
+    if gather:
+        bucket.stretches = [Stretch(slice(0, padded), None, slice(0, padded))]
     for i in range(len(params)):
         bucket.adopt_gradient(i)
     return bucket
+
+
+def _cut(start: int, stop: int, chunk: int) -> list[slice]:
+    return [slice(i, min(i + chunk, stop)) for i in range(start, stop, chunk)]
+
+
+def _alike(grad: Tensor, view: Tensor) -> bool:
+    """Whether the gradient's elements lie in memory as the parameter's do."""
+    return grad.dtype == view.dtype and grad.shape == view.shape and grad.stride() == view.stride()
+
+
+def _flat(dense: Tensor) -> Tensor:
+    """A view of all elements in the order of memory."""
+    return dense.as_strided((dense.numel(),), (1,))
 
 
 def shaped_like(flat: Tensor, p: Tensor) -> Tensor:

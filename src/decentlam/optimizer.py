@@ -136,7 +136,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             handle.remove()
         parts = self.network.processes_per_node
         timeout = timedelta(seconds=self._options.timeout_seconds)
-        self._buckets = build_buckets(self.param_groups, self._options.bucket_bytes, parts)
+        self._buckets = build_buckets(
+            self.param_groups, self._options.bucket_bytes, parts, gather=self._method.layerwise
+        )
         self._flights = [
             Flight(i, b, self._algorithm_of(self.param_groups[b.group]), self.network, timeout)
             for i, b in enumerate(self._buckets)

@@ -30,20 +30,21 @@ def prepare(
     if not flights:  # every parameter is frozen
         return False
     for flight in flights:
-        flight.gather_gradients()
+        flight.bucket.gather_gradients()
+    gathered = [g for flight in flights for g in flight.bucket.gradients()]
     if _any_in_node(flights, index, found_inf is not None and float(found_inf) > 0):
         return True
     if scale is not None:
-        for flight in flights:
-            flight.bucket.g.mul_(1.0 / float(scale))
+        for g in gathered:
+            g.mul_(1.0 / float(scale))
     if options.nonfinite == "skip":
-        finite = all(gradients.all_finite(flight.bucket.g) for flight in flights)
+        finite = all(gradients.all_finite(g) for g in gathered)
         if _any_in_node(flights, index, not finite):
             node = flights[0].network.node
             log.warning("node %d, step %d: gradient is NaN or infinite, left out", node, index)
             return True
     if options.max_grad_norm is not None:
-        _clip(flights, index, options.max_grad_norm)
+        _clip(flights, gathered, index, options.max_grad_norm)
     return False
 
 
@@ -57,14 +58,13 @@ def _any_in_node(flights: Sequence[Flight], index: int, flag: bool) -> bool:
     return flags.item() > 0
 
 
-def _clip(flights: Sequence[Flight], index: int, max_norm: float) -> None:
+def _clip(flights: Sequence[Flight], gathered: list[Tensor], index: int, max_norm: float) -> None:
     network = flights[0].network
     if network.node_group is not None:  # the node's gradient is the mean over its processes
-        for flight in flights:
-            flight.sum_in_node(flight.bucket.g, index)
-            flight.bucket.g.div_(network.processes_per_node)
-    total = gradients.squared_norm([flight.bucket.g for flight in flights]).sqrt().item()
-    factor = gradients.clip_factor(total, max_norm)
+        for g in gathered:
+            flights[0].sum_in_node(g, index)
+            g.div_(network.processes_per_node)
+    factor = gradients.clip_factor(gradients.squared_norm(gathered).sqrt().item(), max_norm)
     if factor < 1.0:
-        for flight in flights:
-            flight.bucket.g.mul_(factor)
+        for g in gathered:
+            g.mul_(factor)
