@@ -7,6 +7,14 @@ from collections.abc import Callable
 from decentlam.topology.base import Topology as Topology
 from decentlam.topology.custom import from_edges as from_edges
 from decentlam.topology.custom import from_weights as from_weights
+from decentlam.topology.equitopo import equitopo_one_peer as equitopo_one_peer
+from decentlam.topology.equitopo import equitopo_static as equitopo_static
+from decentlam.topology.finite import base_2 as base_2
+from decentlam.topology.finite import base_3 as base_3
+from decentlam.topology.finite import base_4 as base_4
+from decentlam.topology.finite import base_5 as base_5
+from decentlam.topology.finite import base_graph as base_graph
+from decentlam.topology.finite import one_peer_hyper_cuboid as one_peer_hyper_cuboid
 from decentlam.topology.sparse import SparseWeights as SparseWeights
 from decentlam.topology.static import (
     bluefog_symmetric_exponential as bluefog_symmetric_exponential,
@@ -40,7 +48,14 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
     "one-peer-exponential": one_peer_exponential,
     "one-peer-symmetric-exponential": one_peer_symmetric_exponential,
     "one-peer-hypercube": one_peer_hypercube,
+    "one-peer-hyper-cuboid": one_peer_hyper_cuboid,
+    "base-2": base_2,
+    "base-3": base_3,
+    "base-4": base_4,
+    "base-5": base_5,
     "bipartite-random-match": bipartite_random_match,
+    "equitopo-one-peer": equitopo_one_peer,
+    "equitopo-static": equitopo_static,
 }
 
 

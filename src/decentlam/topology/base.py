@@ -39,6 +39,8 @@ class Topology:
     period: int | None  # steps after which the weights repeat; None when they are random
     rule: Callable[[int], SparseWeights]  # step -> W; picklable
     description: str = ""
+    # Random pairs: largest eigenvalue off the average of the mean exchange; gives rho exactly.
+    pairing: float | None = None
     _cache: dict[int, SparseWeights] = field(default_factory=dict, repr=False)
 
     def sparse(self, step: int = 0) -> SparseWeights:
@@ -98,6 +100,7 @@ class Topology:
             self.period,
             partial(_lazy, self.rule, pace),
             f"{self.description}, mixed at pace {pace:g}",
+            self.pairing,
         )
 
     # What is known of the weights ------------------------------------------------------------
@@ -141,13 +144,28 @@ class Topology:
         Static W: max(|lambda_2|, |lambda_n|). Periodic W: spectral radius of one period's product
         off the average, per step. Random W: sqrt of the second eigenvalue of E[W'W].
         """
-        if self.num_nodes == 1:
+        if self.exact_after is not None:
             return 0.0
         if self.static:
             return spectrum.second_largest(self.sparse(0))
         if self.period is not None:
-            return spectrum.periodic_rho([self.sparse(k) for k in range(self.period)])
-        return spectrum.random_rho(self.sparse, self.num_nodes)
+            return spectrum.periodic_rho(self._cycle(), self.num_nodes)
+        return spectrum.random_rho(self.sparse, self.num_nodes, self.pairing)
+
+    @cached_property
+    def exact_after(self) -> int | None:
+        """Steps, counted from a multiple of the period, whose product is the exact average.
+
+        At least 1 and at most the period; None if a period is not enough or the weights are random.
+        """
+        if self.period is None:
+            return 1 if self.num_nodes == 1 else None
+        return spectrum.exact_after(self._cycle(), self.num_nodes)
+
+    @cached_property
+    def max_peers(self) -> int:
+        """The most messages that a node sends in a step."""
+        return max(int(self.messages(k).max()) for k in self._sampled_steps())
 
     @property
     def spectral_gap(self) -> float:
@@ -166,9 +184,16 @@ class Topology:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_cache": {}}
 
+    def _cycle(self) -> Iterable[SparseWeights]:
+        return map(self.sparse, range(self.period or 0))
+
+    def _sampled_steps(self) -> range:
+        return range(
+            _SAMPLED_STEPS if self.period is None else min(self.period, 4 * _SAMPLED_STEPS)
+        )
+
     def _sampled(self) -> Iterable[SparseWeights]:
-        steps = _SAMPLED_STEPS if self.period is None else min(self.period, 4 * _SAMPLED_STEPS)
-        return (self.sparse(k) for k in range(steps))
+        return map(self.sparse, self._sampled_steps())
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.num_nodes:

@@ -15,6 +15,12 @@ def check_num_nodes(n: int, name: str) -> int:
     return int(n)  # numpy's integers lack bit_length
 
 
+def check_seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
+    return seed
+
+
 def check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> None:
     """Refuses weights that are not finite, stochastic, symmetric (unless `directed`), connected."""
     n = w.num_nodes

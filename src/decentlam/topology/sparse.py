@@ -67,6 +67,10 @@ class SparseWeights:
             np.concatenate([pace * self.values, np.full(n, 1.0 - pace)]),
         )
 
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """W x for x of (n, anything); every row of W must have an entry, as mixing weights do."""
+        return np.add.reduceat(self.values[:, None] * x[self.columns], self.starts[:-1], axis=0)
+
     def dense(self) -> np.ndarray:
         matrix = np.zeros((self.num_nodes, self.num_nodes))
         matrix[self.rows, self.columns] = self.values

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -27,36 +28,59 @@ def second_largest(w: SparseWeights) -> float:
     return float(np.linalg.norm(w.dense() - 1.0 / w.num_nodes, 2))
 
 
-def periodic_rho(period: list[SparseWeights]) -> float:
-    """Spectral radius of W_{T-1}...W_0 off the average, to the power 1/T."""
-    n = period[0].num_nodes
+def exact_after(period: Iterable[SparseWeights], n: int) -> int | None:
+    """The first number of steps whose product is the average to rounding; None if none is.
+
+    Followed on random vectors: weights that average these average everything. Disagreement is
+    compared with that of the step before, so that long periods of fast mixing do not look exact.
+    """
+    x = np.random.default_rng(0).standard_normal((n, 4))
+    x -= x.mean(0)
+    for steps, w in enumerate(period, start=1):
+        size = float(np.linalg.norm(x))
+        x = w.apply(x)
+        x -= x.mean(0)
+        left = float(np.linalg.norm(x))
+        if left <= 1e-12 * size:
+            return steps
+        x /= left
+    return None
+
+
+def periodic_rho(period: Iterable[SparseWeights], n: int) -> float:
+    """Spectral radius of W_{T-1}...W_0 off the average, to the power 1/T.
+
+    Rescaled at every step: a long period leaves less than the rounding error of its beginning.
+    """
     product = np.eye(n) - 1.0 / n
+    logs, steps = 0.0, 0
     for w in period:
-        product = w.dense() @ product
+        product = w.apply(product)
+        product -= product.mean(0)
+        size = float(np.linalg.norm(product))
+        if size == 0:
+            return 0.0
+        product /= size
+        logs += math.log(size)
+        steps += 1
     radius = float(np.abs(np.linalg.eigvals(product)).max())
-    return 0.0 if radius < 1e-12 else radius ** (1.0 / len(period))
+    return 0.0 if radius < 1e-12 else math.exp((logs + math.log(radius)) / steps)
 
 
-def random_rho(sparse: Callable[[int], SparseWeights], n: int, samples: int = 256) -> float:
+def random_rho(
+    sparse: Callable[[int], SparseWeights], n: int, pairing: float | None, samples: int = 256
+) -> float:
     """sqrt of the second eigenvalue of E[W'W]: exact for random pairings, else sampled.
 
-    A pairing P with weight v has W = (1 - v) I + v P and P P = I, and a uniformly random P acts
-    off the average as -1 / (n - 1) in expectation, or as 0 for odd n, where one node rests.
+    A pairing P with weight v has W = (1 - v) I + v P and P P = I; `pairing` is the largest
+    eigenvalue of E[P] off the average.
     """
-    v = _pairing_weight(sparse(0))
-    if v is not None:
-        swap = -1.0 / (n - 1) if n % 2 == 0 else 0.0
-        return float(np.sqrt((1 - v) ** 2 + v**2 + 2 * v * (1 - v) * swap))
+    if pairing is not None:
+        w = sparse(0)
+        v = float(w.values[w.rows != w.columns].max(initial=0.0))
+        return math.sqrt(max(0.0, (1 - v) ** 2 + v**2 + 2 * v * (1 - v) * pairing))
     mean = sum(sparse(k).dense().T @ sparse(k).dense() for k in range(samples)) / samples
     return float(np.sqrt(np.abs(np.linalg.eigvalsh(mean - 1.0 / n)).max()))
-
-
-def _pairing_weight(w: SparseWeights) -> float | None:
-    """The weight of a partner if every node has at most one, and all weights are alike."""
-    partner = w.values[w.rows != w.columns]
-    if len(partner) and np.diff(w.starts).max() <= 2 and np.ptp(partner) < 1e-12:
-        return float(partner[0])
-    return None
 
 
 def _repeats_every(w: SparseWeights, block: int) -> bool:

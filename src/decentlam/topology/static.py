@@ -115,7 +115,7 @@ def hypercube_dimension(n: int, name: str) -> int:
         lower = 1 << (n.bit_length() - 1)
         raise ValueError(
             f"{name} needs a power of two nodes, got {n}; use {lower} or {2 * lower} nodes, or "
-            "symmetric-exponential, which takes any number"
+            "symmetric-exponential or one-peer-hyper-cuboid, which take any number"
         )
     return n.bit_length() - 1
 

@@ -8,7 +8,7 @@ from math import lcm
 import numpy as np
 
 from decentlam.topology.base import Topology
-from decentlam.topology.check import check_num_nodes
+from decentlam.topology.check import check_num_nodes, check_seed
 from decentlam.topology.sparse import SparseWeights
 from decentlam.topology.static import exponential_hops, hypercube_dimension
 
@@ -20,10 +20,14 @@ def bipartite_random_match(n: int, seed: int = 0) -> Topology:
     For odd n one node rests.
     """
     n = check_num_nodes(n, "bipartite_random_match")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
     return Topology(
-        "bipartite-random-match", n, None, partial(_random_pairs, n, seed), "random pairs"
+        "bipartite-random-match",
+        n,
+        None,
+        partial(_random_pairs, n, check_seed(seed)),
+        "random pairs",
+        # The mean over all pairings of even n is (11' - I) / (n - 1); for odd n one node rests.
+        pairing=-1.0 / (n - 1) if n % 2 == 0 else 0.0,
     )
 
 
@@ -70,21 +74,21 @@ def one_peer_hypercube(n: int) -> Topology:
 
 def _random_pairs(n: int, seed: int, step: int) -> SparseWeights:
     order = np.random.default_rng([seed, step]).permutation(n)
-    return _pairs(n, order[: n // 2], order[n // 2 : 2 * (n // 2)])
+    return pairs(n, order[: n // 2], order[n // 2 : 2 * (n // 2)])
 
 
 def _exponential_pairs(n: int, hops: tuple[int, ...], step: int) -> SparseWeights:
     if n == 1:
-        return _pairs(1, np.empty(0, int), np.empty(0, int))
+        return pairs(1, np.empty(0, int), np.empty(0, int))
     awake = np.delete(np.arange(n), step % n) if n % 2 else np.arange(n)
     odd = np.arange(1, len(awake), 2)
-    return _pairs(n, awake[odd], awake[(odd + hops[step % len(hops)]) % len(awake)])
+    return pairs(n, awake[odd], awake[(odd + hops[step % len(hops)]) % len(awake)])
 
 
 def _across_bit(n: int, step: int) -> SparseWeights:
     nodes = np.arange(n)
     partner = nodes ^ (1 << step) if n > 1 else nodes
-    return _pairs(n, nodes[nodes < partner], partner[nodes < partner])
+    return pairs(n, nodes[nodes < partner], partner[nodes < partner])
 
 
 def _one_hop(n: int, step: int) -> SparseWeights:
@@ -97,7 +101,7 @@ def _one_hop(n: int, step: int) -> SparseWeights:
     )
 
 
-def _pairs(n: int, left: np.ndarray, right: np.ndarray) -> SparseWeights:
+def pairs(n: int, left: np.ndarray, right: np.ndarray) -> SparseWeights:
     """W = 1/2 for both of a pair; whoever has no partner keeps its own model."""
     partner = np.arange(n)
     partner[left], partner[right] = right, left

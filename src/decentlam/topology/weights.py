@@ -11,7 +11,7 @@ def metropolis_hastings(n: int, edges: np.ndarray) -> SparseWeights:
     """w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii = 1 - the rest (Sayed 2014, Table 14.1)."""
     i, j = _ends(edges)
     degree = np.bincount(np.concatenate([i, j]), minlength=n)
-    return _symmetric(n, i, j, 1.0 / (1 + np.maximum(degree[i], degree[j])))
+    return symmetric_weights(n, i, j, 1.0 / (1 + np.maximum(degree[i], degree[j])))
 
 
 def uniform(n: int, edges: np.ndarray) -> SparseWeights:
@@ -27,7 +27,7 @@ def uniform(n: int, edges: np.ndarray) -> SparseWeights:
             f"degree, and here degrees run from {degree.min()} to {degree.max()}. Try the rule "
             "'metropolis-hastings', which is symmetric on every graph."
         )
-    return _symmetric(n, i, j, 1.0 / (1 + degree[i]))
+    return symmetric_weights(n, i, j, 1.0 / (1 + degree[i]))
 
 
 WEIGHT_RULES = {"metropolis-hastings": metropolis_hastings, "uniform": uniform}
@@ -38,7 +38,8 @@ def _ends(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return edges[:, 0], edges[:, 1]
 
 
-def _symmetric(n: int, i: np.ndarray, j: np.ndarray, values: np.ndarray) -> SparseWeights:
+def symmetric_weights(n: int, i: np.ndarray, j: np.ndarray, values: np.ndarray) -> SparseWeights:
+    """W with w_ij = w_ji = the value of edge (i, j); every node keeps what its row lacks to 1."""
     own = 1.0 - np.bincount(np.concatenate([i, j]), np.concatenate([values, values]), n)
     own[np.abs(own) < 1e-15] = 0.0
     nodes = np.arange(n)
