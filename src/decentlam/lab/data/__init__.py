@@ -1,0 +1,32 @@
+"""Data: five data sets, how they are dealt to the nodes, and which batch a node takes when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from decentlam.lab.data.base import Data
+from decentlam.lab.data.batches import Batches
+from decentlam.lab.data.cifar import cifar10, cifar100
+from decentlam.lab.data.digits import digits
+from decentlam.lab.data.fashion_mnist import fashion_mnist
+from decentlam.lab.data.feed import feed
+from decentlam.lab.data.imagenet import imagenet
+from decentlam.lab.data.shards import split
+
+__all__ = ["DATASETS", "Batches", "Data", "feed", "load", "split"]
+
+DATASETS: dict[str, Callable[[str | Path | None], Data]] = {
+    "digits": digits,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "imagenet": imagenet,
+}
+
+
+def load(name: str, path: str | Path | None = None) -> Data:
+    """The data set of that name, from `path`, or from where it is usually found."""
+    if name not in DATASETS:
+        raise ValueError(f"unknown data {name!r}; choose from {', '.join(DATASETS)}")
+    return DATASETS[name](path)

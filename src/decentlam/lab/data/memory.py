@@ -1,0 +1,89 @@
+"""Data sets small enough to be held in memory, as bytes, and the augmentation of CIFAR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decentlam.lab.data.base import check_batch, normalized
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """Images as bytes, (N, C, H, W) uint8, made float32 batch by batch.
+
+    Bytes take a quarter of the memory of float32, and a batch of 1,024 Fashion-MNIST images is
+    ready in the same time from either (0.3 ms on one core): what the conversion costs, reading
+    four times as much from memory costs too.
+    """
+
+    name: str
+    classes: int
+    images: Tensor  # (N, C, H, W) uint8
+    labels: Tensor  # (N,) int64
+    test_images: Tensor
+    test_labels: Tensor
+    mean: tuple[float, ...]  # per channel, for bytes / 255
+    std: tuple[float, ...]
+    augment: Augment | None = None  # bytes to bytes of the same shape
+
+    def __post_init__(self) -> None:
+        for images, labels, part in (
+            (self.images, self.labels, "training"),
+            (self.test_images, self.test_labels, "test"),
+        ):
+            if len(images) != len(labels) or not len(images):
+                raise ValueError(
+                    f"{self.name}: the {part} set has {len(images)} images and {len(labels)} "
+                    "labels; there must be one label for each image, and an image at least"
+                )
+            if not 0 <= labels.min() <= labels.max() < self.classes:
+                raise ValueError(
+                    f"{self.name}: {part} labels go from {labels.min()} to {labels.max()}; "
+                    f"{self.classes} classes have labels 0 to {self.classes - 1}"
+                )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    @property
+    def num_test(self) -> int:
+        return len(self.test_labels)
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        images = self.images.index_select(0, indices)
+        if self.augment is not None:
+            images = self.augment(images, generator)
+        return normalized(images, self.mean, self.std), self.labels.index_select(0, indices)
+
+    def test_batches(self, batch: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        size = check_batch(batch)
+        return (
+            (normalized(images, self.mean, self.std), labels)
+            for images, labels in zip(
+                self.test_images.split(size), self.test_labels.split(size), strict=True
+            )
+        )
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Each image shifted by up to `padding` pixels each way, zeros moving in; half are mirrored.
+
+    The usual augmentation of CIFAR: pad by 4, crop at random to the old size, flip with
+    probability 1/2. Zeros are black: the padding comes before the normalization.
+    """
+    count, _, height, width = images.shape
+    padded = F.pad(images, (padding, padding, padding, padding))
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, top, left, H, W), a view
+    top, left = torch.randint(2 * padding + 1, (2, count), generator=generator)
+    mirrored = torch.randint(2, (count, 1, 1, 1), generator=generator).bool()
+    cropped = windows[torch.arange(count), :, top, left]
+    return torch.where(mirrored, cropped.flip(3), cropped)
