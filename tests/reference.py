@@ -111,6 +111,40 @@ def _momentum_along(run: Run, corrected: Callable[..., Array]) -> Iterator[Array
         yield x
 
 
+def decentlam_steady(run: Run) -> Iterator[Array]:
+    """Momentum SGD on m = v / gamma, plus c = s / gamma, the mean of what mixing took away."""
+    x, m, c = run.x0, np.zeros_like(run.x0), np.zeros_like(run.x0)
+    mu = run.hyper.get("mu", 1 - (1 - run.beta) ** 2)
+    share = 1 / run.beta if run.nesterov and run.beta else 1.0
+    moved = None
+    for k in run:
+        gamma, g, W = run.gamma(k), run.g(x, k), run.W(k)
+        if gamma == 0:
+            moved = (1 - mu) * (x - W @ x)
+            x = W @ x
+        else:
+            if moved is not None:
+                m, c, moved = share * moved / gamma, moved / gamma, None
+            m = run.beta * m + g
+            z = x - gamma * run.ahead(g, m)
+            x = W @ z
+            c = mu * c + (1 - mu) * (z - x) / gamma
+            m = m + share * c
+        yield x
+
+
+def gt_dmsgd(run: Run) -> Iterator[Array]:
+    """Momentum along y, which sums up the changes of all gradients."""
+    x, m, mixed_y, last_g = run.x0, *(np.zeros_like(run.x0) for _ in range(3))
+    for k in run:
+        g = run.g(x, k)
+        y = mixed_y + g - last_g
+        m = run.beta * m + y
+        x = run.W(k) @ (x - run.gamma(k) * run.ahead(y, m))
+        mixed_y, last_g = run.W(k) @ y, g
+        yield x
+
+
 def qg_dmsgd(run: Run) -> Iterator[Array]:
     """Lin et al. 2021, heavy-ball variant."""
     x, q = run.x0, np.zeros_like(run.x0)
@@ -213,4 +247,6 @@ RECURSIONS: dict[str, Callable[[Run], Iterator[Array]]] = {
     "qg-dmsgd": qg_dmsgd,
     "d2-dmsgd": d2_dmsgd,
     "decentlam": decentlam,
+    "decentlam-steady": decentlam_steady,
+    "gt-dmsgd": gt_dmsgd,
 }

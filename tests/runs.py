@@ -30,6 +30,8 @@ CLASSES = {
     "qg-dmsgd": decentlam.QGDmSGD,
     "d2-dmsgd": decentlam.D2DmSGD,
     "decentlam": decentlam.DecentLaM,
+    "decentlam-steady": decentlam.SteadyDecentLaM,
+    "gt-dmsgd": decentlam.GTDmSGD,
 }
 
 

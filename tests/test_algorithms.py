@@ -37,6 +37,9 @@ METHODS: list[tuple[str, dict]] = [
     ("qg-dmsgd", {"mu": 0.3}),
     ("d2-dmsgd", {}),
     ("decentlam", {}),
+    ("decentlam-steady", {}),
+    ("decentlam-steady", {"mu": 0.5}),
+    ("gt-dmsgd", {}),
 ]
 # Momentum as large as it is stable on each network: over random pairs DecentLaM and the
 # heavy-ball form grow without bound from about 0.5 on.
@@ -178,7 +181,7 @@ def test_a_step_with_lr_zero_moves_only_by_mixing(method: tuple[str, dict]) -> N
         np.testing.assert_allclose(nodes.x - nodes.x[:1], 0, atol=1e-12)
     else:
         np.testing.assert_allclose(nodes.x.mean(0), before.mean(0), rtol=0, atol=1e-12)
-    if name in ("dsgd", "dmsgd", "da-dmsgd", "awc-dmsgd", "qg-dmsgd", "decentlam"):
+    if name not in ("pmsgd", "pmsgd-lars", "slowmo", "d2-dmsgd"):
         np.testing.assert_allclose(nodes.x, topology.mesh(8).weights() @ before, rtol=0, atol=1e-12)
 
 
@@ -288,6 +291,25 @@ def test_decentlam_around_lr_zero_by_hand() -> None:
 
     assert by_hand("decentlam", 2, lr=lr) == [1.75, 4.25]
     assert by_hand("decentlam", 3, lr=lr) == [1.5, 2.5]
+
+
+def test_steady_decentlam_by_hand() -> None:
+    # mu = 1 - (1 - 1/2)^2 = 3/4
+    # step 1: v = (2, 0), z = (-2, 8), x = W z = (0.5, 5.5) as DSGD
+    #         s = (z - x) / 4 = (-0.625, 0.625); v + s = (1.375, 0.625)
+    # step 2: v = (2.6875, 0.3125), z = (-2.1875, 5.1875); W: (-1.640625 + 1.296875, ...)
+    #         s = 3/4 s + (z - x) / 4 = (-0.9296875, 0.9296875); v + s = (1.7578125, 1.2421875)
+    # step 3: v = (2.87890625, 0.62109375), z = (-3.22265625, 2.72265625)
+    assert by_hand("decentlam-steady", 1) == [0.5, 5.5]
+    assert by_hand("decentlam-steady", 2) == [-0.34375, 3.34375]
+    assert by_hand("decentlam-steady", 3) == [-1.736328125, 1.236328125]
+
+
+def test_gt_dmsgd_by_hand() -> None:
+    # step 1: y = m = (4, 0), x = W (-2, 8) = (0.5, 5.5), W y = (3, 1)
+    # step 2: g did not change, y = (3, 1), m = (5, 1), x = W (0.5 - 2.5, 5.5 - 0.5)
+    assert by_hand("gt-dmsgd", 1) == [0.5, 5.5]
+    assert by_hand("gt-dmsgd", 2) == [-0.25, 3.25]
 
 
 def test_decentlam_with_nesterov_at_lr_zero_is_plain_gossip_by_hand() -> None:
@@ -607,6 +629,8 @@ SGD_AT_ONE_NODE: list[tuple[str, dict]] = [
     ("awc-dmsgd", {"heavy_ball": True}),
     ("d2-dmsgd", {}),
     ("decentlam", {}),
+    ("decentlam-steady", {}),
+    ("gt-dmsgd", {}),
     ("qg-dmsgd", {"mu": 0.0}),
     ("slowmo", {"slow_beta": 0.0, "tau": 1}),
     ("slowmo", {"slow_beta": 0.0, "tau": 7}),

@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "layout": set(),
     "gradients": set(),
     "exchange": {"algorithms", "topology", "errors", "layout"},
-    "simulate": {"algorithms", "topology", "exchange", "errors"},
+    "linear_map": {"algorithms", "topology", "exchange"},
+    "stability": {"algorithms", "topology", "linear_map"},
+    "simulate": {"algorithms", "topology", "exchange", "errors", "stability"},
     "module": {"algorithms", "topology", "exchange", "errors", "simulate"},
 }
 

@@ -95,6 +95,10 @@ FOUR = [
     Case(4, "decentlam", "star", False, LARGE, 0.01, {"momentum": 0.8, "nesterov": True}),
     Case(4, "decentlam", "bipartite-random-match", True, SMALL, 0.0, SLOW),
     Case(4, "decentlam", "one-peer-symmetric-exponential", False, SMALL, 0.01, AHEAD),
+    Case(4, "decentlam-steady", "bipartite-random-match", True, SMALL, 0.01, FAST),
+    Case(4, "decentlam-steady", "ring", False, LARGE, 0.0, AHEAD),
+    Case(4, "gt-dmsgd", "one-peer-exponential", True, SMALL, 0.01, FAST),
+    Case(4, "gt-dmsgd", "mesh", False, LARGE, 0.0, AHEAD),
 ]
 FIVE = [  # an odd number: somebody rests at every step of a matching
     Case(5, "dmsgd", "bipartite-random-match", True, SMALL, 0.01, SLOW),
@@ -118,6 +122,8 @@ EIGHT = [
     Case(8, "decentlam", "mesh", True, SMALL, 0.01, FAST),
     Case(8, "decentlam", "star", False, LARGE, 0.0, AHEAD),
     Case(8, "decentlam", "one-peer-symmetric-exponential", True, SMALL, 0.01, SLOW),
+    Case(8, "decentlam-steady", "bipartite-random-match", True, SMALL, 0.01, FAST),
+    Case(8, "gt-dmsgd", "bipartite-random-match", True, SMALL, 0.01, FAST),
 ]
 CASES = FOUR + FIVE + EIGHT
 

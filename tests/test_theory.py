@@ -28,6 +28,8 @@ LIMITS = [
     ("qg-dmsgd", {}),
     ("d2-dmsgd", {}),
     ("decentlam", {}),
+    ("decentlam-steady", {}),
+    ("gt-dmsgd", {}),
     ("slowmo", {"tau": 6}),
     ("slowmo", {"tau": 6, "inner_momentum": "average"}),
     ("slowmo", {"tau": 6, "inner_momentum": "reset", "base": "local"}),
@@ -44,7 +46,7 @@ def test_the_closed_form_is_where_the_simulation_ends(method: str, hyper: dict, 
         method, network, problem.start, problem.gradient, 0.001, 1800, momentum=0.8, **hyper
     )
     offset = (predicted - q.x_star).norm()
-    assert (offset == 0) == (method in ("pmsgd", "d2-dmsgd"))
+    assert (offset == 0) == (method in ("pmsgd", "d2-dmsgd", "gt-dmsgd"))
     # Eight digits of the distance from x*, or round-off where there is none.
     assert (reached - predicted).norm() <= max(1e-8 * offset, 1e-12)
 
@@ -62,11 +64,13 @@ def test_two_nodes_by_hand():
     by_hand = {
         "dsgd": lr / (1 + lr),
         "decentlam": lr / (1 + lr),
+        "decentlam-steady": lr / (1 + lr),
         "qg-dmsgd": lr / (1 + lr),
         "dmsgd": lr / (1 - beta + lr),
         "da-dmsgd": lr / (1 - beta / 2 + lr),
         "awc-dmsgd": 2 * lr / (1 - beta + 2 * lr),
         "d2-dmsgd": 0.0,
+        "gt-dmsgd": 0.0,
         "pmsgd": 0.0,
     }
     for method, a in by_hand.items():

@@ -20,13 +20,16 @@ from decentlam.methods import D2DmSGD as D2DmSGD
 from decentlam.methods import DADmSGD as DADmSGD
 from decentlam.methods import DecentLaM as DecentLaM
 from decentlam.methods import DmSGD as DmSGD
+from decentlam.methods import GTDmSGD as GTDmSGD
 from decentlam.methods import PmSGD as PmSGD
 from decentlam.methods import QGDmSGD as QGDmSGD
 from decentlam.methods import SlowMo as SlowMo
+from decentlam.methods import SteadyDecentLaM as SteadyDecentLaM
 from decentlam.module import SimulatedModule as SimulatedModule
 from decentlam.optimizer import DecentralizedOptimizer as DecentralizedOptimizer
 from decentlam.simulate import Nodes as Nodes
 from decentlam.simulate import simulate as simulate
+from decentlam.stability import growth as growth
 from decentlam.topology import TOPOLOGIES as TOPOLOGIES
 from decentlam.topology import Topology as Topology
 

@@ -139,8 +139,8 @@ class D2DmSGD(Method):
         super().__init__(params, algorithms.D2DmSGD(momentum, nesterov), lr, **options)
 
 
-class DecentLaM(Method):
-    """v+ = beta v + x - W (x - lr g); x+ = x - v+, Algorithm 2 of the paper with v = lr m."""
+class GTDmSGD(Method):
+    """DmSGD along a tracked gradient: no inconsistency bias on any network (two payloads)."""
 
     def __init__(
         self,
@@ -150,4 +150,38 @@ class DecentLaM(Method):
         nesterov: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
+        super().__init__(params, algorithms.GTDmSGD(momentum, nesterov), lr, **options)
+
+
+class DecentLaM(Method):
+    """v+ = beta v + x - W (x - lr g); x+ = x - v+, Algorithm 2 of the paper with v = lr m.
+
+    Where weights that change would make it diverge, `stable="auto"` runs `SteadyDecentLaM`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        stable: str = "auto",
+        **options: Any,
+    ) -> None:
+        algorithm = algorithms.DecentLaM(momentum, nesterov)
+        super().__init__(params, algorithm, lr, stable=stable, **options)
+
+
+class SteadyDecentLaM(Method):
+    """DecentLaM whose momentum sees only the mean of what mixing does: for changing weights."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        mu: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, algorithms.SteadyDecentLaM(momentum, nesterov, mu), lr, **options)

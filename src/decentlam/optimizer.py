@@ -31,7 +31,7 @@ from decentlam.layout import Bucket, build_buckets
 from decentlam.options import Options
 from decentlam.preparation import prepare
 from decentlam.simulate import check_lr
-from decentlam.stability import warn_if_unstable
+from decentlam.stability import choose
 from decentlam.statistics import StepStatistics
 from decentlam.topology import Topology, resolve
 
@@ -68,6 +68,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         processes_per_node: int = 1,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = 600.0,
+        stable: str = "refuse",
     ) -> None:
         check_lr(lr)
         if not weight_decay >= 0:
@@ -84,6 +85,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             nonfinite,
             processes_per_node,
             timeout_seconds,
+            stable,
         )
         self._algorithm = self._method = algorithm
         self._ready = False
@@ -117,13 +119,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
         self.use_network(self.network, options.topology)
-        if self.network.num_nodes == 1:
-            self._algorithm = self._alone(self._method)
+        if agree:
+            chosen = {"stable form": f"{self._algorithm!r} on {self.topology!r}"}
+            check_agreement(self.network, chosen)
         self._build()
         if agree:
             self._start_equal(self._buckets)
-            if self.network.rank == 0:
-                warn_if_unstable(self._algorithm, self.topology)
         self._ready = True
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
@@ -158,7 +159,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Goes on with another network or topology; only between steps, on every node."""
         self._check_quiet("change the network")
         topology = resolve(topology, network.num_nodes)
-        check_compatible(self._algorithm, topology)
+        check_compatible(self._method, topology)
+        algorithm, topology, note = choose(self._method, topology, self._options.stable)
+        if note is not None and network.rank == 0:
+            log.warning("%s", note)
         if network.processes_per_node != self.network.processes_per_node:
             raise ValueError(
                 f"the new network has {network.processes_per_node} processes per node, the old one "
@@ -167,13 +171,17 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         with contextlib.suppress(ExchangeError):  # a neighbor's death may be why it changes
             self._finish_rounds()
         self.network, self.topology = network, topology
-        for flight in self._flights:
-            flight.network = network
+        before = self._algorithm
+        self._algorithm = algorithm if network.num_nodes > 1 else self._alone(self._method)
         self.exchange: NoExchange | ProcessGroupExchange = (
             NoExchange()
             if network.num_nodes == 1
             else ProcessGroupExchange(network, topology, self._options.timeout_seconds, self._tag)
         )
+        for flight in self._flights:
+            flight.network = network
+        if self._flights and self._algorithm != before:
+            self._build()
 
     @torch.no_grad()
     def _start_equal(self, buckets: list[Bucket]) -> None:

@@ -18,6 +18,7 @@ class Options:
     nonfinite: str = "raise"
     processes_per_node: int = 1
     timeout_seconds: float = 600.0
+    stable: str = "refuse"
 
     def __post_init__(self) -> None:
         size = self.bucket_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,10 @@ from torch import Tensor
 from decentlam.algorithms import Algorithm, Message, Reach, Step, check_compatible, lr_ratio, make
 from decentlam.errors import NonFiniteError
 from decentlam.exchange.dense import DenseExchange
+from decentlam.stability import choose
 from decentlam.topology import Topology, resolve
+
+log = logging.getLogger(__name__)
 
 LearningRate = float | Callable[[int], float]
 
@@ -39,7 +43,8 @@ def simulate(
     `gradient(x, step)` gives every node's gradient, (n, d). `lr` is a number or a function of the
     step. `callback(step, x)` sees the models after each step; they change in place, so clone what
     you keep. `layers` are the sizes of the layers in d, for layer-wise methods (default: one
-    layer). momentum is 0.9 unless given.
+    layer). momentum is 0.9 unless given. The recursion runs as it is, stable or not;
+    `stable="auto"` or `"refuse"` ask `decentlam.growth` first, as the optimizers do.
 
     >>> import torch, decentlam
     >>> target = torch.tensor([[0.0], [2.0], [4.0], [6.0]])
@@ -73,6 +78,7 @@ class Nodes:
         weight_decay: float = 0.0,
         layers: Sequence[int] | None = None,
         adaptive: Sequence[bool] | None = None,
+        stable: str = "ignore",
         **hyper: Any,
     ) -> None:
         if not isinstance(x0, Tensor) or x0.ndim != 2 or x0.numel() == 0:
@@ -80,9 +86,11 @@ class Nodes:
             raise ValueError(f"x0 must be a tensor (n, d), one row per node, got {shape}")
         if x0.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"x0 must be float32 or float64, got {x0.dtype}; try x0.double()")
-        self.algorithm = make(algorithm, momentum, **hyper)
-        self.topology = resolve(topology, len(x0))
-        check_compatible(self.algorithm, self.topology)
+        method, network = make(algorithm, momentum, **hyper), resolve(topology, len(x0))
+        check_compatible(method, network)
+        self.algorithm, self.topology, note = choose(method, network, stable)
+        if note is not None:
+            log.warning("%s", note)
         if not (isinstance(weight_decay, int | float) and 0 <= weight_decay < math.inf):
             raise ValueError(f"weight_decay must be 0 or more, got {weight_decay!r}")
         self.weight_decay = weight_decay

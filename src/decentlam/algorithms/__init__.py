@@ -1,4 +1,4 @@
-"""What a node computes: the ten methods of the paper, one file each."""
+"""What a node computes: the ten methods of the paper and two of ours, one file each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from decentlam.algorithms.da_dmsgd import DADmSGD as DADmSGD
 from decentlam.algorithms.decentlam import DecentLaM as DecentLaM
 from decentlam.algorithms.dmsgd import DmSGD as DmSGD
 from decentlam.algorithms.dsgd import DSGD as DSGD
+from decentlam.algorithms.gt_dmsgd import GTDmSGD as GTDmSGD
 from decentlam.algorithms.pmsgd import PmSGD as PmSGD
 from decentlam.algorithms.qg_dmsgd import QGDmSGD as QGDmSGD
 from decentlam.algorithms.slowmo import SlowMo as SlowMo
+from decentlam.algorithms.steady import SteadyDecentLaM as SteadyDecentLaM
 from decentlam.topology import Topology
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -35,6 +37,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "qg-dmsgd": QGDmSGD,
     "d2-dmsgd": D2DmSGD,
     "decentlam": DecentLaM,
+    "decentlam-steady": SteadyDecentLaM,
+    "gt-dmsgd": GTDmSGD,
 }
 
 

@@ -69,6 +69,10 @@ class Algorithm:
         """Whether the recursion is only sound with symmetric weights."""
         return False
 
+    def steady(self) -> Algorithm | None:
+        """The form of the method for weights on which it would be unstable, if there is one."""
+        return None
+
     def init(self, x: Tensor) -> dict[str, Tensor]:
         return {name: torch.zeros_like(x) for name in self.buffers}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between, heavy_ball_step_
+from decentlam.algorithms.steady import SteadyDecentLaM
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class DecentLaM(Algorithm):
     @property
     def needs_symmetric(self) -> bool:
         return True
+
+    def steady(self):
+        return SteadyDecentLaM(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         return torch.sub(x, g, alpha=step.lr, out=step.out)

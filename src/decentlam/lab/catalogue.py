@@ -7,12 +7,14 @@ import inspect
 import sys
 from typing import Any
 
-from decentlam import ALGORITHMS, TOPOLOGIES
+from decentlam import ALGORITHMS, TOPOLOGIES, growth
+from decentlam.algorithms import make
 from decentlam.topology import Topology
 
 Facts = dict[str, Any]
 
 _MATRIX_UP_TO = 64  # nodes; larger weight matrices are summarised
+_ORACLE_UP_TO = 128  # nodes; for more, `decentlam.growth` answers for one method in seconds
 
 
 def algorithms() -> list[Facts]:
@@ -39,11 +41,13 @@ def topologies(n: int) -> list[Facts]:
         try:
             network = constructor(n)
         except ValueError as error:
-            row |= {"rho": None, "messages": None, "symmetric": None, "note": str(error)}
+            row |= dict.fromkeys(("rho", "messages", "exact_after", "symmetric"))
+            row |= {"note": str(error)}
         else:
             row |= {
                 "rho": round(network.rho, 6),
-                "messages": network.messages(0).max().item(),
+                "messages": network.max_peers,
+                "exact_after": network.exact_after,
                 "symmetric": network.symmetric,
                 "note": network.description,
             }
@@ -51,7 +55,7 @@ def topologies(n: int) -> list[Facts]:
     return rows
 
 
-def topology(network: Topology, steps: int, message_bytes: int) -> Facts:
+def topology(network: Topology, steps: int, message_bytes: int, momentum: float = 0.9) -> Facts:
     """Everything the library knows about a topology without training on it."""
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
@@ -61,13 +65,37 @@ def topology(network: Topology, steps: int, message_bytes: int) -> Facts:
         "nodes": network.num_nodes,
         "period": network.period,
         "rho": network.rho,
+        "exact_after": network.exact_after,
         "spectral_gap": network.spectral_gap,
         "symmetric": network.symmetric,
         "doubly_stochastic": network.doubly_stochastic,
         "positive_definite": network.positive_definite,
         "message_bytes": message_bytes,
         "steps": [_step(network, step, message_bytes) for step in range(steps)],
+        "momentum": momentum,
+        "methods": _methods(network, momentum) if network.num_nodes <= _ORACLE_UP_TO else [],
     }
+
+
+def _methods(network: Topology, momentum: float) -> list[Facts]:
+    """What the oracle says of every method on this network."""
+    rows = []
+    for name in ALGORITHMS:
+        method = make(name, momentum)
+        if name == "pmsgd-lars" or (method.needs_symmetric and not network.symmetric):
+            continue
+        found = growth(method, network)
+        rows.append(
+            {
+                "method": name,
+                "growth": round(float(found), 4),
+                "bound": None if found.exact else [round(found.low, 4), round(found.high, 4)],
+                "bias": found.bias,
+                "gain": found.gain,
+                "delay": found.delay,
+            }
+        )
+    return rows
 
 
 def _step(network: Topology, step: int, message_bytes: int) -> Facts:
@@ -93,10 +121,12 @@ def describe(facts: Facts) -> str:
     yes = {True: "yes", False: "no"}
     every = facts["period"]
     change = {None: "random at every step", 1: "the same at every step"}
+    exact = facts["exact_after"]
     lines = [
         f"{facts['name']}, {facts['nodes']} nodes: {facts['description']}",
         f"  weights            {change.get(every, f'repeat every {every} steps')}",
         f"  rho                {facts['rho']:.6g}   spectral gap {facts['spectral_gap']:.6g}",
+        f"  exact average      {f'after {exact} steps' if exact else 'never'}",
         f"  symmetric          {yes[facts['symmetric']]}",
         f"  doubly stochastic  {yes[facts['doubly_stochastic']]}",
         f"  positive definite  {yes[facts['positive_definite']]}",
@@ -105,9 +135,29 @@ def describe(facts: Facts) -> str:
         many = len(facts["steps"]) > 1
         lines += ["", f"step {step['step']}"] if many else [""]
         lines += _step_lines(step, facts["message_bytes"])
+    if facts["methods"]:
+        lines += ["", *_method_lines(facts["methods"], facts["momentum"])]
     if "drawing" in facts:
         lines += ["", f"Wrote {facts['drawing']}"]
     return "\n".join(lines)
+
+
+def _method_lines(rows: list[Facts], momentum: float) -> list[str]:
+    head = f"{'method':<18}{'growth':>8}  {'95 % bound':<18}{'bias':>9}{'gain':>7}{'delay':>7}"
+    lines = [f"methods at momentum {momentum:g}", f"  {head}"]
+    for row in rows:
+        low, high = row["bound"] or (None, None)
+        bound = "exact" if low is None else f"{low:.4f} to {high:.4f}"
+        bias = "diverges" if row["bias"] is None else f"{row['bias']:.3g}"
+        lines.append(
+            f"  {row['method']:<18}{row['growth']:>8.4f}  {bound:<18}{bias:>9}"
+            f"{row['gain']:>7.3g}{row['delay']:>7.3g}"
+        )
+    return [
+        *lines,
+        "  growth: of the disagreement per step, above 1 diverges; bias: of DSGD's disagreement;",
+        "  gain, delay: how far the average moves per lr and gradient, and how many steps later",
+    ]
 
 
 def _step_lines(step: Facts, message_bytes: int) -> list[str]:

@@ -29,13 +29,16 @@ def draw(topology: Topology, steps: int | None = None) -> Figure:
     width, height = (high - low) * (2.2 if count == 1 else 1.4)
     size = max(3.6, columns * width), rows * (height + 0.3) + 0.5
     figure = Figure(figsize=size, layout="constrained")
+    weights: set[float | None] = set()
     for step, ax in enumerate(figure.subplots(rows, columns, squeeze=False).flatten()):
         ax.set_axis_off()
         ax.set(aspect="equal", xlim=(low[0], high[0]), ylim=(low[1], high[1]))
         if step < count:
-            same = _draw_step(ax, topology, step, places)
+            weight = _draw_step(ax, topology, step, places)
+            weights.add(None if weight is None else round(weight, 9))
             if count > 1:
                 ax.set_title(f"step {step}", fontsize=10)
+    same = weights.pop() if len(weights) == 1 else None
     title = f"{topology!r}: $\\rho$ = {topology.rho:.3f}"
     figure.suptitle(title + (f", every edge weighs {same:.3g}" if same else ""), fontsize=11)
     return figure

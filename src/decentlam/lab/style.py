@@ -23,7 +23,9 @@ _LOOKS: dict[str, tuple[str, str, Any, str]] = {
     "slowmo": ("SlowMo", "#AA4499", (0, (1, 1)), "X"),
     "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (2, 2)), "P"),
     "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1)), ">"),
+    "gt-dmsgd": ("GT-DmSGD", "#DDAA33", (0, (5, 1, 1, 1)), "<"),
     "decentlam": ("DecentLaM", "#332288", "-", "o"),
+    "decentlam-steady": ("DecentLaM (steady)", "#6655CC", (0, (4, 1)), "h"),
 }
 
 

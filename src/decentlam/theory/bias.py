@@ -12,8 +12,9 @@ _MOMENTUM_POWER = {  # of 1/(1-beta) in the inconsistency bias
     "awc-dmsgd": 2,  # Table 2, after Balu et al., 2020, with b for their gradient bound M
     "qg-dmsgd": 0,  # section 6.3, after Lin et al., 2021
     "decentlam": 0,  # Proposition 3, equation (18)
+    "decentlam-steady": 0,  # the same fixed point
 }
-_UNBIASED = ("pmsgd", "d2-dmsgd")
+_UNBIASED = ("pmsgd", "d2-dmsgd", "gt-dmsgd")
 
 
 @dataclass(frozen=True)

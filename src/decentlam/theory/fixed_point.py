@@ -7,10 +7,11 @@ Every method's limit on a static W solves
 with its own C, a function of W and beta:
 
     dsgd, decentlam, qg-dmsgd    W                       proof of Proposition 3
+    decentlam-steady             W                       v = 0 and x = W (x - lr g) at rest
     dmsgd                        W / (1-beta)            proof of Proposition 2
     da-dmsgd                     W (I - beta W)^-1       m = W (beta m + g) at rest
     awc-dmsgd                    I / (1-beta)            heavy_ball form: I
-    d2-dmsgd, pmsgd              0, so that x_i = x*
+    d2-dmsgd, gt-dmsgd, pmsgd    0, so that x_i = x*
 
 SlowMo has no such equation: its models keep moving inside a window of tau steps; see `slowmo`.
 """
@@ -31,8 +32,10 @@ _METHODS = (
     "d2-dmsgd",
     "da-dmsgd",
     "decentlam",
+    "decentlam-steady",
     "dmsgd",
     "dsgd",
+    "gt-dmsgd",
     "pmsgd",
     "qg-dmsgd",
     "slowmo",
@@ -89,7 +92,7 @@ def leading_bias(
 def _coupling(method: str, W: Tensor, beta: float, heavy_ball: bool = False) -> Tensor:
     """C of the method, (n, n); see the head of this file."""
     eye = torch.eye(len(W), dtype=W.dtype)
-    if method in ("dsgd", "qg-dmsgd", "decentlam"):
+    if method in ("dsgd", "qg-dmsgd", "decentlam", "decentlam-steady"):
         return W
     if method == "dmsgd":
         return W / (1 - beta)
@@ -139,7 +142,8 @@ def _static_weights(
             f"{topology!r} has {topology.num_nodes} nodes, but there are {quadratic.num_nodes} "
             "functions; give one per node"
         )
-    if (method in ("decentlam", "d2-dmsgd") or heavy_ball) and not topology.symmetric:
+    directed = method not in ("decentlam", "decentlam-steady", "d2-dmsgd") and not heavy_ball
+    if not directed and not topology.symmetric:
         raise ValueError(
             f"{method} needs symmetric weights; {topology!r} is directed. "
             f"Try symmetric_exponential({topology.num_nodes})."

@@ -1,0 +1,147 @@
+"""Which method on which network reaches an accuracy with the fewest bytes, on Fashion-MNIST.
+
+    python benchmarks/bytes.py                      # 8 nodes, 3 seeds, about half an hour
+    python benchmarks/bytes.py --seeds 1 --epochs 10
+
+Simulated nodes train the two-layer MLP on label-sorted shards, 8,000 samples per step in all. After
+every epoch the mean accuracy of the nodes' own models is measured; printed is what a node has sent
+when it first passes the target (all-reduce counts 2 (n-1)/n models), and the accuracy at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import decentlam
+from decentlam.lab.data import Batches, Data, load, split
+from decentlam.lab.models import make_model
+from decentlam.topology import resolve
+
+METHODS = {
+    "pmsgd": {},
+    "dmsgd": {},
+    "qg-dmsgd": {"mu": 0.5},
+    "gt-dmsgd": {},
+    "d2-dmsgd": {},
+    "decentlam": {"stable": "auto"},
+}
+NETWORKS = [
+    "ring",
+    "base-4",
+    "one-peer-symmetric-exponential",
+    "one-peer-hypercube",
+    "bipartite-random-match",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=8000)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--target", type=float, default=0.75)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # the cures are in the table
+    data = load("fashion-mnist")
+    rows = []
+    for method in METHODS:
+        for network in NETWORKS if method != "pmsgd" else ["complete"]:
+            runs = [
+                train(data, method, network, arguments, seed) for seed in range(arguments.seeds)
+            ]
+            rows.append(summary(method, network, runs))
+            show(rows[-1])
+    print("\nfewest bytes first:")
+    for row in sorted(rows, key=lambda r: (r["megabytes"] is None, r["megabytes"] or 0.0)):
+        show(row)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def train(
+    data: Data, method: str, network: str, arguments: argparse.Namespace, seed: int
+) -> dict[str, float | str | None]:
+    n = arguments.nodes
+    batches = Batches(split(data.labels, n, "label-sorted", seed), arguments.batch // n, seed)
+    model = make_model("mlp", data.shape, data.classes, seed)
+    topology = resolve(network, n)
+    nodes = decentlam.SimulatedModule(
+        model, method, topology, lr=arguments.lr, momentum=0.9, **METHODS[method]
+    )
+    algorithm, size = nodes._nodes.algorithm, sum(p.nbytes for p in model.parameters())
+    tests = list(data.test_batches(2000))
+    sent, needed, per_epoch = 0.0, None, batches.steps_per_epoch
+    for step in range(arguments.epochs * per_epoch):
+        drawn = [
+            data.train_batch(batches.indices(step, i), batches.generator(step, i)) for i in range(n)
+        ]
+        inputs, labels = (torch.stack(part) for part in zip(*drawn, strict=True))
+        lr = arguments.lr * min(1.0, (step + 1) / (2 * per_epoch))
+        try:
+            nodes.step(F.cross_entropy, inputs, labels, lr=lr)
+        except decentlam.NonFiniteError:
+            return {"needed": None, "nodes": 0.0, "averaged": 0.0, "ran": "diverged"}
+        peers = 2 * (n - 1) / n if method == "pmsgd" else topology.messages(step).double().mean()
+        sent += float(peers) * algorithm.payloads(step) * size
+        if (step + 1) % per_epoch == 0:
+            accuracy = statistics.mean(top1(nodes.node(i), tests) for i in range(n))
+            if needed is None and accuracy >= arguments.target:
+                needed = sent
+    return {
+        "needed": needed,
+        "nodes": accuracy,
+        "averaged": top1(nodes.averaged(), tests),
+        "ran": type(algorithm).__name__,
+    }
+
+
+@torch.no_grad()
+def top1(model: nn.Module, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    model.eval()
+    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in tests)
+    return right / sum(len(y) for _, y in tests)
+
+
+def summary(method: str, network: str, runs: list[dict]) -> dict[str, object]:
+    reached = [run["needed"] for run in runs if run["needed"] is not None]
+    accuracy = {
+        key: (
+            statistics.mean(100 * run[key] for run in runs),
+            statistics.pstdev([100 * run[key] for run in runs]),
+        )
+        for key in ("averaged", "nodes")
+    }
+    return {
+        "method": method,
+        "network": network,
+        "ran": runs[0]["ran"],
+        "megabytes": statistics.mean(reached) / 1e6 if len(reached) == len(runs) else None,
+        "reached": f"{len(reached)} of {len(runs)}",
+        **accuracy,
+    }
+
+
+def show(row: dict) -> None:
+    needed = "-" if row["megabytes"] is None else f"{row['megabytes']:.1f} MB"
+    averaged, nodes = (f"{mean:.1f} ± {sd:.1f}" for mean, sd in (row["averaged"], row["nodes"]))
+    print(
+        f"{row['method']:10s} {row['network']:32s} {row['ran']:16s} {needed:>9s} "
+        f"({row['reached']})  averaged {averaged}  nodes {nodes}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""GT-DmSGD: momentum along a gradient that the nodes track together (Xu et al., 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decentlam.algorithms.base import Algorithm, check_between, momentum
+
+
+@dataclass(frozen=True)
+class GTDmSGD(Algorithm):
+    """y = c + g - g-;  m+ = beta m + y;  x+ = W (x - lr m+);  c+ = W y
+
+    The mean of y over the nodes is always the mean gradient, and mixing makes the nodes' y alike:
+    the local gradients, however different, leave no bias. Two payloads, one round, three buffers.
+    Nothing that mixing does reaches the momentum, so it is stable on every network.
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+    buffers = ("m", "c", "previous")
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+
+    def payloads(self, index):
+        return 2
+
+    def message(self, x, g, state, step):
+        y = state["c"] + (g - state["previous"])
+        h = momentum(y, state["m"], self.beta, self.nesterov)
+        return torch.sub(x, h, alpha=step.lr), y
+
+    def update(self, x, g, mixed, state, step):
+        y = state["c"].add_(g - state["previous"])
+        state["m"].mul_(self.beta).add_(y)
+        state["previous"].copy_(g)
+        x.copy_(mixed[0])
+        state["c"].copy_(mixed[1])
