@@ -1,0 +1,156 @@
+"""The curves of the page as plain numbers: means over seeds, their spread, and the runs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from decentlam.lab.report.groups import Group, Setting
+from decentlam.lab.report.looks import Look
+from decentlam.lab.report.runs import Record, Run, number
+
+_MOST_POINTS = 400  # per line; longer ones are thinned, since a screen has no more columns
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A field of the records against the epoch."""
+
+    name: str
+    title: str
+    note: str
+    key: str
+    low: str = ""  # the fields that bound the spread; otherwise it is that of the key over seeds
+    high: str = ""
+    of_steps: bool = False  # of step records, otherwise of evaluations
+    percent: bool = False
+    scale: str = ""  # "linear" or "log" to start with, if the reader may choose
+
+
+CHARTS = (
+    Chart(
+        "averaged",
+        "Accuracy of the averaged model",
+        "The parameters of all nodes averaged, then tested.",
+        "averaged_top1",
+        percent=True,
+    ),
+    Chart(
+        "nodes",
+        "Accuracy of the nodes",
+        "Each node’s own model: mean, worst and best.",
+        "nodes_top1",
+        "nodes_top1_min",
+        "nodes_top1_max",
+        percent=True,
+    ),
+    Chart(
+        "consensus",
+        "Consensus distance",
+        "Root mean square distance from the average.",
+        "consensus_distance",
+        scale="log",
+    ),
+    Chart(
+        "loss",
+        "Training loss",
+        "The mean over the batches of all nodes.",
+        "loss",
+        of_steps=True,
+        scale="linear",
+    ),
+    Chart(
+        "lr",
+        "Learning rate",
+        "As scheduled, for the whole batch.",
+        "lr",
+        of_steps=True,
+    ),
+)
+
+
+def data(settings: Sequence[Setting], looks: dict[int, Look]) -> dict[str, Any]:
+    """What the script of the page draws from."""
+    groups = [(at, group) for at, setting in enumerate(settings) for group in setting.groups]
+    return {
+        "settings": [setting.label for setting in settings],
+        "groups": [
+            {
+                "index": group.index,
+                "setting": at,
+                "label": group.label,
+                "detail": group.detail,
+                "dash": " ".join(f"{part:g}" for part in looks[group.index].dash),
+                "width": looks[group.index].width,
+            }
+            for at, group in groups
+        ],
+        "charts": [
+            {
+                "name": chart.name,
+                "title": chart.title,
+                "note": chart.note,
+                "unit": "%" if chart.percent else "",
+                "scale": chart.scale,
+                "lines": [line for _, group in groups for line in _lines(chart, group)],
+            }
+            for chart in CHARTS
+        ],
+    }
+
+
+def _lines(chart: Chart, group: Group) -> list[Record]:
+    """The mean of the group with its spread, then each run that is not part of the mean."""
+    lines = [_line(chart, group.averaged) | {"name": "", "diverged": False}]
+    for run in group.apart:
+        name = f"seed {run.recipe.get('seed', '?')}, {run.status}"
+        lines.append(_line(chart, [run]) | {"name": name, "diverged": run.status == "diverged"})
+    return [
+        line | {"group": group.index} for line in lines if any(v is not None for v in line["y"])
+    ]
+
+
+def _line(chart: Chart, runs: Sequence[Run]) -> Record:
+    """Mean, lowest and highest at the steps that all runs have; nothing where one has no value."""
+    records = [run.steps if chart.of_steps else run.evaluations for run in runs]
+    size = max((-(-len(of_run) // _MOST_POINTS) for of_run in records), default=1)
+    by_step = [
+        {record.get("step"): record for record in _thinned(of_run, chart.key, size)}
+        for of_run in records
+    ]
+    line: dict[str, list[float | None]] = {"x": [], "y": [], "low": [], "high": []}
+    for step in by_step[0] if by_step else ():
+        if any(step not in of_run for of_run in by_step):
+            continue
+        here = [of_run[step] for of_run in by_step]
+        keys = (chart.key, chart.low or chart.key, chart.high or chart.key)
+        values, lows, highs = (_values(here, key) for key in keys)
+        line["x"].append(_short(here[0]["epoch"]))
+        scale = 100.0 if chart.percent else 1.0
+        line["y"].append(_short(scale * sum(values) / len(values)) if values else None)
+        line["low"].append(_short(scale * min(lows)) if lows else None)
+        line["high"].append(_short(scale * max(highs)) if highs else None)
+    alike = line["low"] == line["y"] == line["high"]
+    return {"x": line["x"], "y": line["y"]} if alike else line
+
+
+def _thinned(records: Sequence[Record], key: str, size: int) -> list[Record]:
+    """One record for each `size` neighbors: the last of them, with their mean."""
+    thinned = []
+    for at in range(0, len(records), max(1, size)):
+        members = records[at : at + max(1, size)]
+        values = _values(members, key)
+        thinned.append({**members[-1], key: sum(values) / len(values) if values else None})
+    return thinned
+
+
+def _values(records: Sequence[Record], key: str) -> list[float]:
+    """The field of all records, or of none if one lacks it."""
+    values = [number(record.get(key)) for record in records]
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
