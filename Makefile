@@ -13,12 +13,12 @@ PATHS = $(wildcard src tests benchmarks examples)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## the paper's regression, then 4 real processes that train with DecentLaM
-	$(BIN)/decentlam reproduce regression --out out/demo
-	$(BIN)/python -m decentlam.launch -n 4 examples/train.py
+demo: $(READY) ## 8 real processes train with PmSGD, DmSGD and DecentLaM; a table and a report
+	rm -rf out/demo
+	$(BIN)/python -m decentlam.launch -n 8 examples/compare.py out/demo
 
 test: $(READY) ## run the tests, except the slow ones
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(READY) ## run the slow tests only
 	$(BIN)/python -m pytest -q -m slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,12 +13,18 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from decentlam import ALGORITHMS, TOPOLOGIES, __version__
 from decentlam.__main__ import main
 from decentlam.lab.cli import app
+from decentlam.lab.data import DATASETS
+from decentlam.lab.models import MODELS
+from decentlam.lab.recipes import RECIPES, Recipe, command, make
+from decentlam.lab.schedules import SCHEDULES
 from decentlam.lab.studies import STUDIES
+from decentlam.lab.train.command import changes_of
 
 PNG = b"\x89PNG\r\n"
 
@@ -36,8 +44,8 @@ def test_help_says_what_to_do_next(arguments: tuple[str, ...]):
     result = run(*arguments)
     assert result.exit_code == 0
     assert "decentlam reproduce regression" in result.output
-    for command in ("algorithms", "topologies", "topology", "reproduce", "simulate"):
-        assert command in result.output
+    for registered in app.registered_commands:
+        assert registered.callback is not None and registered.callback.__name__ in result.output
 
 
 def test_version():
@@ -93,7 +101,13 @@ def test_topology_lazy_large_and_changing():
         (("simulate", "nope", "ring"), ALGORITHMS),
         (("simulate", "dsgd", "nope"), TOPOLOGIES),
         (("reproduce", "nope"), STUDIES),
-        (("nope",), ("algorithms", "reproduce")),
+        (("nope",), ("algorithms", "reproduce", "train", "recipes", "report")),
+        (("train", "--recipe", "nope"), RECIPES),
+        (("train", "--method", "nope"), ALGORITHMS),
+        (("train", "--topology", "nope"), TOPOLOGIES),
+        (("train", "--model", "nope"), MODELS),
+        (("train", "--data", "nope"), DATASETS),
+        (("train", "--schedule", "nope"), SCHEDULES),
     ],
     ids=str,
 )
@@ -117,6 +131,13 @@ def test_unknown_names_exit_2_and_list_the_valid_ones(arguments: tuple[str, ...]
         (("reproduce", "regression", "--seed", "-1"), "seed must be"),
         (("reproduce", "regression", "--out", "/dev/null/run"), "/dev/null"),
         (("topology", "ring", "--out", "/dev/null/ring.png"), "/dev/null"),
+        (("train", "--batch", "127"), "cannot be divided among 4 nodes; try 128"),
+        (("train", "--hyper", "mu"), "NAME=VALUE"),
+        (("train", "--shards", "nope", "--simulate"), "unknown way to shard 'nope'"),
+        (("train", "--data", "imagenet", "--simulate"), "needs --data-path"),
+        (("train", "--resume", "--out", "nowhere"), "no run to resume in nowhere"),
+        (("train", "--simulate", "--out", "/dev/null/run"), "/dev/null"),
+        (("report", "nowhere"), "nowhere"),
     ],
     ids=str,
 )
@@ -127,7 +148,7 @@ def test_user_errors_are_one_line_and_exit_2(
     result = run(*arguments)
     assert result.exit_code == 2
     assert reason in result.output and result.output.count("\n") == 1
-    assert not (tmp_path / "out" / "regression").exists()
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
 def test_reproduce_writes_a_run_directory_and_prints_only_json(tmp_path: Path):
@@ -155,6 +176,91 @@ def test_simulate_warns_of_divergence():
     assert run_json("simulate", "qg-dmsgd", *unstable[2:], "--steps", "20")["warning"] is None
     large = run("simulate", "dmsgd", "ring", "--lr", "0.1", "--steps", "100")
     assert large.exit_code == 0 and "The error grew" in large.output
+
+
+QUICK = ("--simulate", "-n", "2", "--epochs", "0.2", "--log-every", "1")  # 2 steps of digits
+
+
+def records(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "records.jsonl").read_text().splitlines()]
+
+
+def test_recipes_lists_every_name():
+    assert run_json("recipes").keys() == RECIPES.keys()
+    text = run("recipes").output
+    assert all(name in text for name in RECIPES)
+
+
+def test_train_has_an_option_for_every_field_of_a_recipe():
+    text = run("train", "--help").output
+    for field in dataclasses.fields(Recipe):
+        assert f"--{field.name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        make("digits", nesterov=True, hyper={"mu": 0.5}, method="qg-dmsgd"),
+        make("fashion-mlp", nodes=5, seed=7, micro_batch=200),
+        make("imagenet-resnet50-16k", batch=4096, lr=6.4, data_path="a folder"),
+        make(None, method="slowmo", hyper={"tau": 3, "base": "local"}, warmup_epochs=1.5),
+        make("cifar10-resnet20", topology="hypercube", precision="bfloat16"),
+    ],
+    ids=lambda recipe: recipe.method + " " + recipe.data,
+)
+def test_the_command_of_a_recipe_gives_that_recipe(recipe: Recipe):
+    words = shlex.split(command(recipe, "--simulate"))
+    assert words[:2] == ["decentlam", "train"]
+    commands = typer.main.get_command(app)
+    options = commands.get_command(None, "train").make_context("train", words[2:]).params
+    assert make(options["recipe"], **changes_of(options)) == recipe
+
+
+def test_train_prints_one_document_and_names_the_directory_after_the_changes(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    summary = run_json("train", *QUICK, "--method", "dmsgd", "--quiet")
+    assert (summary["status"], summary["step"], summary["steps"]) == ("finished", 2, 2)
+    assert summary["directory"] == "out/train/digits-dmsgd-nodes2-epochs0.2-log-every1"
+    assert 0 <= summary["evaluation"]["averaged_top1"] <= 1 and summary["resume"] is None
+    again = run_json("train", *QUICK, "--method", "dmsgd", "--quiet")
+    assert again["directory"] == summary["directory"] + "-2"
+    assert again["evaluation"] == summary["evaluation"]
+
+
+def test_train_shows_lines_where_there_is_no_terminal_and_nothing_if_quiet(tmp_path: Path):
+    shown = run("train", *QUICK, "--out", str(tmp_path / "shown"))
+    assert shown.exit_code == 0
+    assert "step 2/2  epoch 0.1818  loss 2." in shown.stderr and "top-1 " in shown.stderr
+    assert "finished" in shown.stdout and f"Wrote {tmp_path / 'shown'}" in shown.stdout
+    quiet = run("train", *QUICK, "--out", str(tmp_path / "quiet"), "--quiet")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+
+
+def test_resume_needs_the_directory_alone(tmp_path: Path):
+    directory = str(tmp_path / "run")
+    run_json("train", *QUICK, "--out", directory, "--quiet")
+    assert run_json("train", "--resume", "--out", directory, "--quiet")["step"] == 2
+    other = run("train", "--resume", "--out", directory, "--lr", "0.3")
+    assert other.exit_code == 2 and "lr was 0.05, is 0.3" in other.output
+    taken = run("train", *QUICK, "--out", directory)
+    assert taken.exit_code == 2 and "holds a run already" in taken.output
+
+
+def test_divergence_exits_1_with_one_line(tmp_path: Path):
+    wild = ("--lr", "1e30", "--out", str(tmp_path), "--quiet")
+    result = run("train", *QUICK, *wild)
+    assert result.exit_code == 1
+    assert result.output.startswith("decentlam: diverged: ") and result.output.count("\n") == 1
+    assert records(tmp_path)[-1]["status"] == "diverged"
+
+
+def test_report_writes_a_page_beside_the_run(tmp_path: Path):
+    run_json("train", *QUICK, "--out", str(tmp_path / "run"), "--quiet")
+    page = Path(run_json("report", str(tmp_path / "run"))["report"])
+    assert page == tmp_path / "run" / "report.html" and "decentlam" in page.read_text()
+    assert f"Wrote {page}" in run("report", str(tmp_path / "run"), "--out", str(page)).output
 
 
 def test_without_the_lab_extra_it_says_how_to_install(monkeypatch, capsys):

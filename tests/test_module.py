@@ -126,14 +126,15 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
     np.testing.assert_allclose(got.detach(), expected.detach(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
 @pytest.mark.parametrize("algorithm", ["decentlam", "dmsgd", "pmsgd-lars"])
 @pytest.mark.parametrize("name", MODELS)
-def test_ten_steps_are_those_of_separate_modules(name: str, algorithm: str) -> None:
+def test_ten_steps_are_those_of_separate_modules(name: str, algorithm: str, stacked: bool) -> None:
     model, net = make_model(name), topology.ring(N)
     kwargs: dict = {"momentum": 0.8, "weight_decay": 0.01}
     if algorithm == "pmsgd-lars":
         kwargs["trust"] = 0.1
-    simulated = SimulatedModule(model, algorithm, net, lr=0.05, **kwargs)
+    simulated = SimulatedModule(model, algorithm, net, lr=0.05, stacked=stacked, **kwargs)
     separate = OneByOne(model, algorithm, net, **kwargs)
     for k in range(10):
         lr = 0.05 / (1 + k)
@@ -148,6 +149,59 @@ def test_ten_steps_are_those_of_separate_modules(name: str, algorithm: str) -> N
                 assert_close(value, expected.state_dict()[key])
     if algorithm != "pmsgd-lars":
         assert simulated.consensus_distance() > 1e-4
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+def test_large_transposed_gradients_are_those_of_separate_modules(stacked: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 100), nn.Tanh(), nn.Linear(100, 90), nn.Linear(90, 3))
+    net = topology.ring(N)
+    simulated = SimulatedModule(model.double(), "decentlam", net, lr=0.05, stacked=stacked)
+    separate = OneByOne(model, "decentlam", net)
+    for k in range(3):
+        losses = simulated.step(F.cross_entropy, *batch("mlp", k))
+        assert_close(losses, separate.step(*batch("mlp", k), 0.05))
+    assert_close(simulated.x, separate.nodes.x)
+
+
+@pytest.mark.parametrize("name", ["mlp", "tied and frozen"])
+def test_micro_batches_add_up_to_the_whole_batch(name: str) -> None:
+    whole, pieces = (SimulatedModule(make_model(name), "dmsgd", "ring", N, 0.05) for _ in range(2))
+    for k in range(3):
+        losses = whole.step(F.cross_entropy, *batch(name, k))
+        assert_close(pieces.step(F.cross_entropy, *batch(name, k), micro_batch=4), losses)  # 4 + 2
+    assert_close(pieces.x, whole.x)
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+def test_batch_norm_sees_every_micro_batch(stacked: bool) -> None:
+    name = "cnn with batch norm"
+    model = make_model(name)
+    simulated = SimulatedModule(model, "dmsgd", "ring", N, lr=0.05, stacked=stacked)
+    inputs, targets = batch(name, 0)
+    simulated.step(F.cross_entropy, inputs, targets, micro_batch=2)
+    assert simulated.buffers["1.num_batches_tracked"].tolist() == [3] * N
+    with torch.no_grad():
+        for piece in inputs[1].split(2):  # no parameter changes within a step
+            model(piece)
+    assert_close(simulated.buffers["1.running_var"][1], model[1].running_var)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn with batch norm"])
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+def test_autocast_is_for_the_forward_pass_alone(name: str, stacked: bool) -> None:
+    """The first steps are near those of float32; parameters, averaging and state stay float32."""
+    model = make_model(name).float()
+    plain, cast = (
+        SimulatedModule(model, "decentlam", "ring", N, 0.05, stacked=stacked, autocast=precision)
+        for precision in (None, torch.bfloat16)
+    )
+    for k in range(3):
+        inputs, targets = batch(name, k)
+        losses = [s.step(F.cross_entropy, inputs.float(), targets) for s in (plain, cast)]
+        assert losses[0] == pytest.approx(losses[1], abs=0.05)
+    assert cast.x.dtype == torch.float32
+    assert 0 < (plain.x - cast.x).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -388,6 +442,12 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
         ["one number per node", "shape (6,)", ".mean()"],
     ),
     "loss a float": (lambda: step_with(None, None, lambda out, y: 0.5), ["one number", "float"]),
+    "no micro batch": (
+        lambda: SimulatedModule(mlp().double(), "dsgd", "ring", N).step(
+            F.cross_entropy, *batch("mlp", 0), micro_batch=0
+        ),
+        ["micro_batch", "above 0 or None", "got 0"],
+    ),
     "nothing to train": (
         lambda: SimulatedModule(mlp().requires_grad_(False), "dsgd", "ring", N),
         ["no parameter to train", "requires_grad"],

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from decentlam.algorithms import Algorithm
 from decentlam.simulate import Nodes, check_lr
 from decentlam.topology import Topology, resolve
 
 Loss = Callable[[Any, Tensor], Tensor]
+Buffers = dict[str, Tensor]
+
+_LARGE = 4096  # elements of a matrix that is worth a call of its own
 
 
 class SimulatedModule:
@@ -24,8 +28,12 @@ class SimulatedModule:
     All nodes start from `model`, which is left alone. Every node has its own parameters and its own
     buffers, so batch norm keeps n running statistics as n separate modules would; dropout draws
     differently on every node. Frozen parameters stay as they are, tied ones count once. A parameter
-    that a step does not use has gradient zero. The model must be one that `torch.func.vmap` can
-    run: no branch may depend on a tensor's values.
+    that a step does not use has gradient zero.
+
+    `stacked=True` runs all nodes in one call; the model must then be one that `torch.func.vmap` can
+    run: no branch may depend on a tensor's values. `stacked=False` runs one node after another.
+    None chooses: models with convolutions one after another on the CPU, where stacking makes them
+    about half as fast, others stacked. `autocast=torch.bfloat16` is for the forward pass.
 
     >>> import torch, decentlam
     >>> nodes = decentlam.SimulatedModule(torch.nn.Linear(3, 1), "decentlam", "ring", 8, lr=0.1)
@@ -45,6 +53,9 @@ class SimulatedModule:
         lr: float = 1e-3,
         momentum: float | None = None,
         weight_decay: float = 0.0,
+        *,
+        stacked: bool | None = None,
+        autocast: torch.dtype | None = None,
         **hyper: Any,
     ) -> None:
         """`num_nodes` may be left out when `topology` is a Topology; the rest as in `simulate`."""
@@ -57,7 +68,7 @@ class SimulatedModule:
         topology = resolve(topology, num_nodes)
         self.num_nodes = topology.num_nodes
         self._model = copy.deepcopy(model)
-        self._loss = _Loss(self._model)
+        self._loss = _Loss(self._model, autocast)
         trained = {name: p for name, p in self._loss.named_parameters() if _is_trained(p)}
         self._nodes = Nodes(
             algorithm,
@@ -69,16 +80,15 @@ class SimulatedModule:
             adaptive=[p.ndim > 1 for p in trained.values()],
             **hyper,
         )
-        pieces = self.x.split([p.numel() for p in trained.values()], dim=1)
-        self._parameters = {  # views of x
-            name: piece.view(self.num_nodes, *p.shape)
-            for (name, p), piece in zip(trained.items(), pieces, strict=True)
-        }
-        self.buffers: dict[str, Tensor] = {  # by name, (n, ...)
+        self._gradient = torch.empty_like(self.x)
+        self._parameters = _views(self.x, trained)
+        self._gradients = _views(self._gradient, trained)
+        self.buffers: Buffers = {  # by name, (n, ...)
             name: buffer.detach().expand(self.num_nodes, *buffer.shape).clone()
             for name, buffer in self._model.named_buffers()
         }
         self._counters = _batch_norm_counters(self._model)
+        self.stacked = not _slow_stacked(self._model) if stacked is None else stacked
         self.lr = lr
 
     @property
@@ -95,12 +105,19 @@ class SimulatedModule:
         return self._nodes.x
 
     def step(
-        self, loss_fn: Loss, inputs: Tensor, targets: Tensor, lr: float | None = None
+        self,
+        loss_fn: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        lr: float | None = None,
+        micro_batch: int | None = None,
     ) -> Tensor:
         """One training step of all nodes; returns their losses before it, (n,).
 
         Node i takes the gradient of `loss_fn(model(inputs[i]), targets[i])`, a scalar. `lr` holds
-        for this step only. If a gradient is not finite, nothing has changed.
+        for this step only. With `micro_batch` a node takes so many samples at a time and adds the
+        gradients up; the loss is then the mean over the samples, `loss_fn` being a mean over its
+        own. If a gradient is not finite, nothing has changed.
         """
         for name, data in (("inputs", inputs), ("targets", targets)):
             if not isinstance(data, Tensor) or data.ndim < 1 or len(data) != self.num_nodes:
@@ -109,25 +126,72 @@ class SimulatedModule:
                     f"{name} must be a tensor ({self.num_nodes}, batch, ...) with one batch per "
                     f"node, got {got}; torch.stack the batches of the nodes"
                 )
+        backward = self._backward_stacked if self.stacked else self._backward_in_turn
+        losses, buffers = self.x.new_zeros(self.num_nodes), self.buffers
+        for k, (x, y, share) in enumerate(_pieces(inputs, targets, micro_batch)):
+            part, buffers = backward(loss_fn, x, y, buffers, share, first=k == 0)
+            losses.add_(part, alpha=share)
+        self._nodes.step(self._gradient, self.lr if lr is None else lr)
+        self.buffers = buffers
+        return losses
+
+    def _backward_stacked(
+        self,
+        loss_fn: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        buffers: Buffers,
+        share: float,
+        first: bool,
+    ) -> tuple[Tensor, Buffers]:
+        """Losses (n,) and the buffers after them; `share` of the gradient goes to `_gradient`."""
 
         def loss(
-            parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
-        ) -> tuple[Tensor, dict[str, Tensor]]:
+            parameters: dict[str, Tensor], buffers: Buffers, x: Tensor, y: Tensor
+        ) -> tuple[Tensor, Buffers]:
             return functional_call(self._loss, (parameters, buffers), (loss_fn, x, y))
 
         # The forward pass writes into the buffers it is given: these are copies.
-        buffers = {
+        copies = {
             f"model.{name}": (buffer[0] if name in self._counters else buffer).clone()
-            for name, buffer in self.buffers.items()
+            for name, buffer in buffers.items()
         }
-        in_dims = {f"model.{n}": None if n in self._counters else 0 for n in self.buffers}
-        gradients, (losses, buffers) = vmap(
-            grad_and_value(loss, has_aux=True), in_dims=(0, in_dims, 0, 0), randomness="different"
-        )(self._parameters, buffers, inputs, targets)
-        flat = torch.cat([g.reshape(self.num_nodes, -1) for g in gradients.values()], dim=1)
-        self._nodes.step(flat.detach(), self.lr if lr is None else lr)
-        self.buffers = {name: buffer.detach().contiguous() for name, buffer in buffers.items()}
-        return losses.detach()
+        in_dims = {f"model.{n}": None if n in self._counters else 0 for n in buffers}
+        leaves = {name: p.detach().requires_grad_() for name, p in self._parameters.items()}
+        with torch.enable_grad():
+            # Autograd sees the stacked operations: one backward for all nodes, without vmap.
+            losses, after = vmap(loss, in_dims=(0, in_dims, 0, 0), randomness="different")(
+                leaves, copies, inputs, targets
+            )
+            gradients = _gradients(losses.sum(), leaves)
+        _add(gradients, list(self._gradients.values()), share, first)
+        return losses.detach(), {n: buffer.detach().contiguous() for n, buffer in after.items()}
+
+    def _backward_in_turn(
+        self,
+        loss_fn: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        buffers: Buffers,
+        share: float,
+        first: bool,
+    ) -> tuple[Tensor, Buffers]:
+        """The same, one node after another."""
+        losses, after = [], []
+        for i in range(self.num_nodes):
+            leaves = {n: p[i].detach().requires_grad_() for n, p in self._parameters.items()}
+            own = {f"model.{name}": buffer[i].clone() for name, buffer in buffers.items()}
+            with torch.enable_grad():
+                loss, own = functional_call(
+                    self._loss, (leaves, own), (loss_fn, inputs[i], targets[i])
+                )
+                gradients = _gradients(loss, leaves)
+            _add(gradients, [total[i] for total in self._gradients.values()], share, first)
+            losses.append(loss.detach())
+            after.append(own)
+        return torch.stack(losses), {
+            name: torch.stack([own[name].detach() for own in after]) for name in buffers
+        }
 
     def node(self, rank: int) -> nn.Module:
         """An ordinary module: a copy of the model as it is on node `rank`."""
@@ -183,20 +247,64 @@ class SimulatedModule:
 class _Loss(nn.Module):
     """From a batch to its loss and to the buffers after the forward pass."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
         super().__init__()
         self.model = model
+        self.autocast = autocast
 
-    def forward(
-        self, loss_fn: Loss, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = loss_fn(self.model(inputs), targets)
+    def forward(self, loss_fn: Loss, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Buffers]:
+        if self.autocast is None:
+            loss = loss_fn(self.model(inputs), targets)
+        else:
+            with torch.autocast(inputs.device.type, self.autocast):
+                loss = loss_fn(self.model(inputs), targets)
         if not isinstance(loss, Tensor) or loss.ndim:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn must return one number per node, got {got}; try .mean()")
         # Read here, inside functional_call, so that buffers that were replaced are seen as well as
         # those that were written to.
         return loss, dict(self.model.named_buffers())
+
+
+def _gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Zero where the loss does not depend on a parameter."""
+    return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+
+
+def _add(gradients: Sequence[Tensor], totals: Sequence[Tensor], share: float, first: bool) -> None:
+    """Adds `share` of the gradients to the totals, which start with the first."""
+    for g, total in zip(gradients, totals, strict=True):
+        if not first:
+            total.add_(g, alpha=share)
+            continue
+        # A linear layer's gradient comes out transposed. Torch transposes single matrices in
+        # blocks, in half the time that it takes for a stack of them.
+        if g.ndim == 3 and g[0].numel() >= _LARGE and not g.is_contiguous():
+            for one, other in zip(total, g, strict=True):
+                one.copy_(other)
+        else:
+            total.copy_(g)
+        if share != 1.0:
+            total.mul_(share)
+
+
+def _pieces(
+    inputs: Tensor, targets: Tensor, micro_batch: int | None
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """The batches of all nodes in pieces, each with its share of the samples."""
+    if micro_batch is None:
+        yield inputs, targets, 1.0
+        return
+    if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
+        raise ValueError(f"micro_batch must be a whole number above 0 or None, got {micro_batch!r}")
+    for x, y in zip(inputs.split(micro_batch, 1), targets.split(micro_batch, 1), strict=True):
+        yield x, y, x.shape[1] / inputs.shape[1]
+
+
+def _slow_stacked(model: nn.Module) -> bool:
+    """Convolutions of n nodes in one call are one in n groups, which the CPU is slow at."""
+    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+    return on_cpu and any(isinstance(module, _ConvNd) for module in model.modules())
 
 
 def _is_trained(p: Tensor) -> bool:
@@ -212,6 +320,15 @@ def _flat(trained: Mapping[str, Tensor]) -> Tensor:
             f"the parameters have several precisions, {', '.join(kinds)}; try model.float()"
         )
     return torch.cat([p.detach().reshape(-1) for p in trained.values()])
+
+
+def _views(whole: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The columns (n, d) as parameters, (n, ...) by name."""
+    pieces = whole.split([p.numel() for p in trained.values()], dim=1)
+    return {
+        name: piece.view(len(whole), *p.shape)
+        for (name, p), piece in zip(trained.items(), pieces, strict=True)
+    }
 
 
 def _batch_norm_counters(model: nn.Module) -> set[str]:

@@ -14,6 +14,7 @@ from decentlam.lab.studies import STUDIES
 from decentlam.lab.studies.regression import TARGET, closed_form_error, steps_to, trace
 from decentlam.lab.study import perform, save
 from decentlam.lab.terminal import Commands, console, print_json, print_table, progress
+from decentlam.lab.train import command
 from decentlam.stability import growth
 from decentlam.topology import resolve
 
@@ -53,9 +54,12 @@ def main(
       decentlam reproduce bias           why momentum hurts DmSGD and not DecentLaM
       decentlam reproduce speedup        what more nodes buy
       decentlam simulate decentlam ring  one run with your own numbers
+      decentlam recipes                  what can be trained
+      decentlam train --recipe digits    a model on 4 processes of this machine
+      decentlam report out/train/digits  its page
 
-    --help after a command lists its options. To train a model, see the README: the optimizers are
-    drop-in replacements for torch.optim.SGD.
+    --help after a command lists its options. To train your own model, see the README: the
+    optimizers are drop-in replacements for torch.optim.SGD.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -135,6 +139,27 @@ def reproduce(
     console().print(f"{study}: {chosen.summary}\n")
     print_table(result.table)
     console().print("\n" + "\n".join([*result.notes, "", "Wrote:", *(f"  {f}" for f in files)]))
+
+
+app.command()(command.recipes)
+app.command()(command.train)
+
+
+@app.command()
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIRECTORY...", help="Runs of `train`, or studies.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Default DIRECTORY/report.html.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page about one or more training runs."""
+    from decentlam.lab.report import write
+
+    page = write(directories, out or directories[0] / "report.html")
+    if as_json:
+        return print_json({"report": str(page)})
+    console().print(f"Wrote {page}")
 
 
 @app.command()

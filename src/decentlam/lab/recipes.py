@@ -1,0 +1,251 @@
+"""Recipes: a training run as one frozen value, and the named ones of the paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from decentlam import stability
+from decentlam.algorithms import Algorithm, check_compatible
+from decentlam.algorithms import make as make_algorithm
+from decentlam.lab import schedules
+from decentlam.lab.data import DATASETS
+from decentlam.lab.models import MODELS
+from decentlam.lab.schedules import SCHEDULES
+from decentlam.topology import Topology, resolve
+
+PRECISIONS = ("float32", "bfloat16", "float64")
+BATCH_NORMS = ("average", "estimate")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a run computes; `decentlam train` has an option for each field.
+
+    A value that does not fit is refused here, before anything is started.
+    """
+
+    method: str = "decentlam"
+    topology: str = "ring"
+    nodes: int = 8
+    model: str = "mlp"
+    data: str = "digits"
+    data_path: str | None = None
+    shards: str = "iid"  # how the training set is dealt to the nodes
+    batch: int = 1024  # of all nodes together
+    micro_batch: int | None = None  # samples of a node per pass; the gradients are added up
+    epochs: float = 10.0
+    lr: float = 0.05  # for the whole batch, already scaled
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    stable: str = "auto"  # what to do where momentum and changing weights diverge
+    hyper: tuple[tuple[str, Any], ...] = ()  # of the method, such as ("mu", 0.5)
+    schedule: str = "constant"
+    warmup_epochs: float | None = None  # None: as many as the schedule has
+    warmup_from: float = 0.0  # warm-up starts at this share of lr
+    seed: int = 0
+    precision: str = "float32"
+    batch_norm: str = "average"  # where the averaged model's statistics come from
+    evaluate_every: float = 1.0  # epochs; a checkpoint is written then, too
+    log_every: int = 10  # steps per step record
+
+    def __post_init__(self) -> None:
+        pairs = self.hyper.items() if isinstance(self.hyper, Mapping) else self.hyper
+        object.__setattr__(self, "hyper", tuple((str(name), value) for name, value in pairs))
+        for field in ("nodes", "batch", "log_every", "micro_batch"):
+            _check_whole(field, getattr(self, field), optional=field == "micro_batch")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of 0 or more, got {self.seed!r}")
+        for field in ("epochs", "evaluate_every"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise ValueError(f"{field} must be above 0, got {getattr(self, field)!r}")
+        for field in ("lr", "weight_decay"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"{field} must be 0 or more, got {getattr(self, field)!r}")
+        for field, value, known in (
+            ("model", self.model, MODELS),
+            ("data", self.data, DATASETS),
+            ("schedule", self.schedule, SCHEDULES),
+            ("precision", self.precision, PRECISIONS),
+            ("batch_norm", self.batch_norm, BATCH_NORMS),
+            ("stable", self.stable, stability.CHOICES),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {field} {value!r}; choose from {', '.join(known)}")
+        check_compatible(self.algorithm(), self.network())
+        self.factor(steps_per_epoch=1)
+        if self.batch % self.nodes:
+            fitting = self.nodes * max(1, round(self.batch / self.nodes))
+            raise ValueError(
+                f"a batch of {self.batch} cannot be divided among {self.nodes} nodes; try {fitting}"
+            )
+
+    @property
+    def batch_per_node(self) -> int:
+        return self.batch // self.nodes
+
+    def algorithm(self) -> Algorithm:
+        hyper = dict(self.hyper) | ({"nesterov": True} if self.nesterov else {})
+        return make_algorithm(self.method, self.momentum, **hyper)
+
+    def network(self) -> Topology:
+        return resolve(self.topology, self.nodes)
+
+    def chosen(self) -> tuple[Algorithm, Topology, str | None]:
+        """The method and network that run, and why if they are not the ones asked for."""
+        return stability.choose(self.algorithm(), self.network(), self.stable)
+
+    def factor(self, steps_per_epoch: int) -> Callable[[int], float]:
+        """What lr is multiplied with, by step."""
+        return schedules.factor(
+            self.schedule, self.epochs, self.warmup_epochs, steps_per_epoch, self.warmup_from
+        )
+
+    def steps(self, steps_per_epoch: int) -> int:
+        return max(1, round(self.epochs * steps_per_epoch))
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"hyper": [list(pair) for pair in self.hyper]}
+
+
+def from_json(values: Mapping[str, Any]) -> Recipe:
+    """The recipe that `as_json` described."""
+    known = {field.name for field in dataclasses.fields(Recipe)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"a recipe has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    return Recipe(**values)
+
+
+def digits(**changes: Any) -> Recipe:
+    """8x8 digits, a multi-layer perceptron, 4 nodes: a few seconds, for a first look."""
+    recipe = {"nodes": 4, "batch": 128, "epochs": 20.0, "lr": 0.05, "schedule": "cosine"}
+    return Recipe(**{**recipe, **changes})
+
+
+def fashion_mlp(**changes: Any) -> Recipe:
+    """Fashion-MNIST dealt by label to 8 nodes on a ring, batch 8,000: the setting of the bias."""
+    recipe = {
+        "data": "fashion-mnist",
+        "shards": "label-sorted:2",
+        "batch": 8000,
+        "epochs": 20.0,
+        "lr": 0.05,
+        "warmup_epochs": 2.0,
+        "log_every": 7,
+    }
+    return Recipe(**{**recipe, **changes})
+
+
+def cifar10_resnet20(batch: int = 2048, **changes: Any) -> Recipe:
+    """CIFAR-10 as in the paper's table 1: 200 epochs, a tenth at 100 and 150, lr 0.1 per 256."""
+    recipe = {
+        "data": "cifar10",
+        "model": "resnet20",
+        "topology": "symmetric-exponential",
+        "epochs": 200.0,
+        "schedule": "cifar-step",
+        **_scaled(batch),
+    }
+    return Recipe(**{**recipe, **changes})
+
+
+def imagenet_resnet50(batch: int = 8192, **changes: Any) -> Recipe:
+    """ImageNet as in the paper's table 3: 8 nodes, lr 0.1 per 256, its schedule for the batch."""
+    schedule = schedules.paper_schedule(batch)
+    recipe = {
+        "data": "imagenet",
+        "model": "resnet50",
+        "topology": "symmetric-exponential",
+        "epochs": 90.0 if schedule == "imagenet-step" else 120.0,
+        "schedule": schedule,
+        "precision": "bfloat16",
+        **_scaled(batch),
+    }
+    return Recipe(**{**recipe, **changes})
+
+
+def _scaled(batch: int) -> dict[str, Any]:
+    """The paper's linear scaling: lr follows the batch, and warm-up starts from the unscaled lr."""
+    return {
+        "batch": batch,
+        "lr": schedules.linear_scaling(0.1, batch),
+        "warmup_from": schedules.unscaled(batch),
+        "weight_decay": 1e-4,
+    }
+
+
+def _imagenet(batch: int) -> Callable[..., Recipe]:
+    def recipe(**changes: Any) -> Recipe:
+        return imagenet_resnet50(**{"batch": batch, **changes})
+
+    recipe.__doc__ = imagenet_resnet50.__doc__
+    return recipe
+
+
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    "digits": digits,
+    "fashion-mlp": fashion_mlp,
+    "cifar10-resnet20": cifar10_resnet20,
+    "imagenet-resnet50-2k": _imagenet(2048),
+    "imagenet-resnet50-8k": _imagenet(8192),
+    "imagenet-resnet50-16k": _imagenet(16384),
+    "imagenet-resnet50-32k": _imagenet(32768),
+}
+
+
+def make(name: str | None, **changes: Any) -> Recipe:
+    """The recipe of that name (None: the plain one) with some values changed.
+
+    >>> make("imagenet-resnet50-8k", batch=16384).lr  # the rate follows the batch
+    6.4
+    """
+    if name is not None and name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}; choose from {', '.join(RECIPES)}")
+    return Recipe(**changes) if name is None else RECIPES[name](**changes)
+
+
+def command(recipe: Recipe, *options: str) -> str:
+    """The command that runs this recipe: the named one it is closest to, and what differs."""
+    candidates = [found for name in RECIPES if (found := _differences(name, recipe)) is not None]
+    name, changes = min(candidates, key=lambda found: len(found[1]))
+    words = ["decentlam", "train", "--recipe", name, *options]
+    for field, value in changes.items():
+        option = f"--{field.replace('_', '-')}"
+        if field == "hyper":
+            words += [word for pair in value for word in (option, f"{pair[0]}={pair[1]}")]
+        elif isinstance(value, bool):
+            words.append(option if value else f"--no-{field.replace('_', '-')}")
+        else:
+            words += [option, str(value)]
+    return shlex.join(words)
+
+
+def _differences(name: str, recipe: Recipe) -> tuple[str, dict[str, Any]] | None:
+    """What to change in a named recipe to get this one; None if an option cannot say it."""
+    # The learning rate of some recipes follows the batch, and their topology must fit the nodes.
+    given = {f: getattr(recipe, f) for f in ("method", "topology", "nodes", "batch")}
+    try:
+        plain, scaled = RECIPES[name](), RECIPES[name](**given)
+    except ValueError:
+        return None
+    changes = {
+        field.name: getattr(recipe, field.name)
+        for field in dataclasses.fields(Recipe)
+        if getattr(recipe, field.name)
+        != getattr(plain if field.name in given else scaled, field.name)
+    }
+    sayable = all(value is not None for value in changes.values()) and changes.get("hyper") != ()
+    return (name, changes) if sayable else None
+
+
+def _check_whole(field: str, value: Any, optional: bool) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{field} must be a whole number of 1 or more, got {value!r}")
