@@ -31,10 +31,11 @@ class Study:
     name: str
     summary: str
     recipe: Callable[..., Any]  # (nodes, seed, quick) -> a frozen value
-    run: Callable[[Any, Tick], list[Record]]
+    run: Callable[..., list[Record]]  # (recipe, tick), and directory where it is resumable
     table: Callable[[Sequence[Record]], list[Record]]
     notes: Callable[[Any, Sequence[Record]], list[str]]
     figures: Callable[[Sequence[Record]], Mapping[str, Figure]]
+    resumable: bool = False  # keeps its parts in the directory, and continues from what is there
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
     """Runs the study and writes recipe.json, records.jsonl, table.md and the figures."""
     directory.mkdir(parents=True, exist_ok=True)  # first: a run must not end at a read-only disk
     try:
-        records = study.run(recipe, tick)
+        where = {"directory": directory} if study.resumable else {}
+        records = study.run(recipe, tick, **where)
     except BaseException:
         with suppress(OSError):  # not empty
             directory.rmdir()

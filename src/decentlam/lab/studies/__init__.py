@@ -1,12 +1,15 @@
-"""The studies of the paper that need no training data."""
+"""The studies of the paper: three that need no training data, three that train."""
 
 from __future__ import annotations
 
-from decentlam.lab.studies import bias, regression, speedup
+from decentlam.lab.studies import bias, large_batch, models, regression, speedup, topologies
 from decentlam.lab.study import Study
 
 STUDIES: dict[str, Study] = {
     "regression": regression.STUDY,
     "bias": bias.STUDY,
     "speedup": speedup.STUDY,
+    "large-batch": large_batch.STUDY,
+    "models": models.STUDY,
+    "topologies": topologies.STUDY,
 }

@@ -1,0 +1,70 @@
+"""The paper's own accuracies (Yuan et al., ICCV 2021), to stand beside what was measured here."""
+
+from __future__ import annotations
+
+# Table 3: ImageNet, ResNet-50, 8 nodes, symmetric exponential graph; top-1 in %, by total batch.
+# DSGD is not among its rows.
+IMAGENET: dict[str, dict[str, float]] = {
+    "pmsgd": {"2K": 76.32, "8K": 76.08, "16K": 76.27, "32K": 75.27},
+    "pmsgd-lars": {"2K": 76.16, "8K": 75.95, "16K": 76.65, "32K": 75.63},
+    "dmsgd": {"2K": 76.27, "8K": 76.01, "16K": 76.23, "32K": 74.97},
+    "da-dmsgd": {"2K": 76.35, "8K": 76.19, "16K": 76.62, "32K": 75.51},
+    "awc-dmsgd": {"2K": 76.29, "8K": 75.96, "16K": 76.31, "32K": 75.37},
+    "slowmo": {"2K": 76.30, "8K": 75.47, "16K": 75.53, "32K": 75.33},
+    "qg-dmsgd": {"2K": 76.23, "8K": 75.96, "16K": 76.60, "32K": 75.86},
+    "d2-dmsgd": {"2K": 75.44, "8K": 75.30, "16K": 76.16, "32K": 75.44},
+    "decentlam": {"2K": 76.43, "8K": 76.19, "16K": 76.73, "32K": 76.22},
+}
+
+# Table 1: CIFAR-10, ResNet-20.
+CIFAR10: dict[str, dict[str, float]] = {
+    "pmsgd": {"2K": 91.6, "8K": 89.2},
+    "dmsgd": {"2K": 91.5, "8K": 88.3},
+}
+
+# Table 4: ImageNet, by model and batch; the rows that the models study has too.
+MODELS: dict[str, dict[str, dict[str, float]]] = {
+    "resnet18": {
+        "pmsgd": {"2K": 70.0, "8K": 69.5, "16K": 68.3},
+        "dmsgd": {"2K": 69.9, "8K": 69.3, "16K": 68.7},
+        "qg-dmsgd": {"2K": 70.2, "8K": 70.5, "16K": 70.3},
+        "decentlam": {"2K": 70.3, "8K": 69.9, "16K": 70.5},
+    },
+    "resnet34": {
+        "pmsgd": {"2K": 73.8, "8K": 72.8, "16K": 72.9},
+        "dmsgd": {"2K": 73.1, "8K": 72.7, "16K": 72.4},
+        "qg-dmsgd": {"2K": 73.8, "8K": 73.1, "16K": 73.3},
+        "decentlam": {"2K": 73.4, "8K": 73.1, "16K": 73.4},
+    },
+    "resnet50": {
+        "pmsgd": {"2K": 76.3, "8K": 76.1, "16K": 76.3},
+        "dmsgd": {"2K": 76.3, "8K": 76.0, "16K": 76.2},
+        "qg-dmsgd": {"2K": 76.2, "8K": 76.0, "16K": 76.6},
+        "decentlam": {"2K": 76.4, "8K": 76.2, "16K": 76.7},
+    },
+    "mobilenet-v2": {
+        "pmsgd": {"2K": 70.6, "8K": 71.1, "16K": 69.5},
+        "dmsgd": {"2K": 70.5, "8K": 71.0, "16K": 72.1},
+        "qg-dmsgd": {"2K": 70.8, "8K": 70.6, "16K": 72.0},
+        "decentlam": {"2K": 70.3, "8K": 71.4, "16K": 72.2},
+    },
+    "efficientnet-b0": {
+        "pmsgd": {"2K": 77.6, "8K": 77.0, "16K": 78.1},
+        "dmsgd": {"2K": 77.5, "8K": 76.9, "16K": 77.5},
+        "qg-dmsgd": {"2K": 76.8, "8K": 76.5, "16K": 76.7},
+        "decentlam": {"2K": 77.8, "8K": 77.2, "16K": 78.3},
+    },
+}
+
+# Table 5: DecentLaM on ImageNet, ResNet-50, by topology.
+TOPOLOGIES: dict[str, dict[str, float]] = {
+    "ring": {"16K": 76.65, "32K": 76.34},
+    "mesh": {"16K": 76.54, "32K": 76.47},
+    "symmetric-exponential": {"16K": 76.73, "32K": 76.22},
+    "bipartite-random-match": {"16K": 76.53, "32K": 76.11},
+}
+
+
+def line(values: dict[str, float] | None) -> str | None:
+    """The values of a row in one cell; the batches are in the column's head."""
+    return None if values is None else " / ".join(f"{value:g}" for value in values.values())

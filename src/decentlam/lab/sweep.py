@@ -1,0 +1,149 @@
+"""Many training runs of one study: in parallel, each in a directory of its own, never twice."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decentlam.lab import worker
+from decentlam.lab.recipes import Recipe, from_json
+from decentlam.lab.study import Record, Tick, silent
+from decentlam.lab.train.records import RUN, read
+
+OVER = ("finished", "diverged")  # a run that ended so is not run again
+SCORES = ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance")
+Cost = tuple[float, float, int]  # seconds besides steps, seconds per step, steps per epoch
+_SHORT = 4  # steps of a run that only tells how long the others will take
+
+
+def name(recipe: Recipe) -> str:
+    """What a run's directory is called: everything that studies vary."""
+    words = [recipe.data, recipe.model, recipe.shards.replace(":", "-"), recipe.topology]
+    words += [str(recipe.nodes), recipe.method, f"batch{recipe.batch}", f"lr{recipe.lr:g}"]
+    return "-".join([*words, f"epochs{recipe.epochs:g}", f"seed{recipe.seed}"])
+
+
+def sweep(
+    recipes: Sequence[Recipe], directory: Path, tick: Tick = silent, jobs: int | None = None
+) -> list[Record]:
+    """One record per recipe, in their order, from the runs in directory/runs.
+
+    Runs that are over are not repeated. `jobs` processes of one thread each work at a time; unless
+    given, as many as torch would use threads: one per core, or OMP_NUM_THREADS. One job needs no
+    other process. Interrupted, the processes stop after their step; called again, they go on from
+    there.
+    """
+    places = {recipe: directory / "runs" / name(recipe) for recipe in recipes}
+    if len(set(places.values())) < len(places):
+        raise ValueError("two recipes of a sweep differ in something that their names do not say")
+    waiting = [recipe for recipe, place in places.items() if outcome(recipe, place) is None]
+    if waiting:
+        jobs = min(jobs or torch.get_num_threads(), len(waiting))
+        _run({r: places[r] for r in waiting}, jobs, tick, len(places))
+    tick(len(places), len(places), "done")
+    return [_found(recipe, places[recipe]) for recipe in recipes]
+
+
+def outcome(recipe: Recipe, place: Path) -> Record | None:
+    """What a run found; None if it is not over, or was of another recipe."""
+    try:
+        info = json.loads((place / RUN).read_text(encoding="utf-8"))
+        records = read(place)
+        same = from_json(info["recipe"]) == recipe
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    end = records[-1] if records else {}
+    if not same or end.get("status") not in OVER:
+        return None
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    scores = evaluations[-1] if evaluations and end["status"] == "finished" else {}
+    varied = ("data", "model", "shards", "topology", "nodes", "method", "batch", "lr", "epochs")
+    return {
+        **{field: getattr(recipe, field) for field in (*varied, "seed")},
+        "status": end["status"],
+        "step": end["step"],
+        "steps": info["steps"],
+        **{score: scores.get(score) for score in SCORES},
+        "seconds": end["seconds"],
+        "run": place.name,
+    }
+
+
+def _found(recipe: Recipe, place: Path) -> Record:
+    found = outcome(recipe, place)
+    if found is None:
+        raise ValueError(f"the run in {place} did not end; run the study again to continue it")
+    return found
+
+
+def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
+    before = total - len(places)
+    if jobs == 1:
+        tick(before, total, _estimate(list(places), map(_cost, _kinds(places).values()), jobs))
+        for count, (recipe, place) in enumerate(places.items(), before + 1):
+            worker.run(recipe, place)
+            tick(count, total, place.name)
+        return
+    context = multiprocessing.get_context("spawn")
+    hears, asks = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, context, initializer=worker.begin, initargs=(hears,))
+    try:
+        tick(before, total, _estimate(list(places), pool.map(_cost, _kinds(places).values()), jobs))
+        futures = {pool.submit(worker.run, r, place): place for r, place in places.items()}
+        for count, future in enumerate(as_completed(futures), before + 1):
+            future.result()
+            tick(count, total, futures[future].name)
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a process that trained was ended from outside, perhaps for lack of memory. Runs that "
+            "were over are kept: the same command continues"
+        ) from None
+    finally:
+        asks.close()
+        pool.shutdown(wait=True, cancel_futures=True)
+        hears.close()
+
+
+def _kinds(recipes: Iterable[Recipe]) -> dict[tuple[Any, ...], Recipe]:
+    """A recipe of each kind that takes a time of its own."""
+    return {_kind(recipe): recipe for recipe in recipes}
+
+
+def _kind(recipe: Recipe) -> tuple[Any, ...]:
+    return recipe.data, recipe.model, recipe.batch, recipe.nodes
+
+
+def _estimate(recipes: Sequence[Recipe], costs: Iterable[Cost], jobs: int) -> str:
+    """How long these runs will take together, from a few steps of each kind."""
+    of_kind = dict(zip(_kinds(recipes), costs, strict=True))
+    seconds = 0.0
+    for recipe in recipes:
+        fixed, each, per_epoch = of_kind[_kind(recipe)]
+        seconds += fixed + each * recipe.steps(per_epoch)
+    left = seconds / jobs
+    words = f"{left:.0f} s" if left < 90 else f"{left / 60:.0f} min"
+    return f"{len(recipes)} runs, about {words} with {jobs} at a time"
+
+
+def _cost(recipe: Recipe) -> Cost:
+    """From a few steps, after one that pays for imports and tells how many an epoch has."""
+    short = replace(recipe, epochs=1e-9, warmup_epochs=0.0, schedule="constant", log_every=1)
+    with tempfile.TemporaryDirectory() as directory:
+        first, place = Path(directory) / "first", Path(directory) / "run"
+        worker.run(short, first)
+        per_epoch = json.loads((first / RUN).read_text(encoding="utf-8"))["steps_per_epoch"]
+        begun = time.perf_counter()
+        worker.run(replace(short, epochs=_SHORT / per_epoch), place)
+        total = time.perf_counter() - begun
+        steps = [r["step_seconds"] for r in read(place) if r["kind"] == "step"]
+    return max(0.0, total - sum(steps)), sum(steps) / len(steps), per_epoch
