@@ -134,14 +134,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batches", type=int, nargs="+", default=[1000, 250, 32])
-    parser.add_argument("--steps", type=int, default=20, help="of `train`, to time the data path")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="of `train`, to time the data path; 0: leave it out"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     random.seed(0)
     print(f"784-128-128-10, float32, {options.threads} thread(s)")
     for batch in options.batches:
         compare(batch, options.rounds)
-    data_share(options.steps)
+    if options.steps:
+        data_share(options.steps)
 
 
 if __name__ == "__main__":

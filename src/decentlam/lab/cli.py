@@ -122,13 +122,19 @@ def reproduce(
         int | None, typer.Option("-n", "--nodes", help="Nodes; in speedup, the most.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps and points.")] = False,
+    data_path: Annotated[
+        str | None, typer.Option(help="Fashion-MNIST, if it is not in its usual place.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a study of the paper: a table here, records and plots in the run directory."""
     if study not in STUDIES:
         raise ValueError(f"unknown study {study!r}; choose from {', '.join(STUDIES)}")
     chosen = STUDIES[study]
-    recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick)
+    where = {} if data_path is None else {"data_path": data_path}
+    if where and not chosen.resumable:
+        raise ValueError(f"{study} reads no data; leave --data-path out")
+    recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
     with progress(study) as tick:
         result = perform(chosen, recipe, out or Path("out") / study, tick)
     files = [str(path) for path in result.files]

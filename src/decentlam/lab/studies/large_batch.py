@@ -53,6 +53,7 @@ def recipe(
     return LargeBatch(
         data="digits",
         nodes=nodes,
+        methods=("pmsgd", "pmsgd-lars", "dmsgd", "slowmo", "qg-dmsgd", "decentlam"),
         batches=fitting(nodes, 128, 1024),
         factors=(1.0, 4.0),
         epochs=3.0,
