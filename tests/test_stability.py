@@ -182,6 +182,14 @@ def test_the_steady_form_has_the_bias_of_dsgd_at_the_speed_of_dmsgd_on_random_pa
     assert steps["decentlam-steady"] < 1.2 * steps["dmsgd"] < steps["dsgd"]
 
 
+def test_gradient_tracking_can_diverge_where_the_oracle_sees_no_growth() -> None:
+    """A known limit: gradients close a loop through y that a map without gradients lacks."""
+    problem, network = linear_regression(8, seed=0), one_peer_symmetric_exponential(8)
+    assert growth_rate(algorithms.GTDmSGD(0.9), network).value < 0.91
+    x = simulate("gt-dmsgd", network, problem.start, problem.gradient, 5e-4, 600, momentum=0.9)
+    assert problem.relative_error(x) > 1
+
+
 # What is done about it ---------------------------------------------------------------------------
 
 

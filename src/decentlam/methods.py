@@ -140,7 +140,7 @@ class D2DmSGD(Method):
 
 
 class GTDmSGD(Method):
-    """DmSGD along a tracked gradient: no inconsistency bias on any network (two payloads)."""
+    """DmSGD along a tracked gradient: no inconsistency bias where it converges (two payloads)."""
 
     def __init__(
         self,
