@@ -35,15 +35,16 @@ def time_all(
     """Seconds per iteration by model and contender, one number per round (mean over nodes)."""
     torch.set_num_threads(1)
     table = contenders(with_decent_dp)
-    names = [name for name in table if not only or name == "DDP" or name in only]
+    usual = only or [name for name, contender in table.items() if not contender.when_named]
+    names = [name for name in table if name == "DDP" or name in usual]
     seconds: dict[str, dict[str, list[float]]] = {m: {c: [] for c in names} for m in models}
     shuffle = random.Random(0)
     for _ in range(rounds):
         for model_name in models:
             for name in shuffle.sample(names, len(names)):
                 model, loss = make_model(model_name)
-                step = table[name](model, loss)
-                for _ in range(3):
+                step = table[name].build(model, loss)
+                for _ in range(table[name].warm_up):
                     step()
                 dist.barrier()
                 begun = time.perf_counter()

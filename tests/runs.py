@@ -198,10 +198,12 @@ def train_quadratic(method: str, steps: int, options: dict[str, Any]) -> list[Te
         for group in optimizer.param_groups:
             group["lr"] = lr_at(step)
         optimizer.zero_grad(set_to_none=step % 3 != 0)
-        model(targets, SCALE).backward()
+        loss = model(targets, SCALE)
+        if step > 0:
+            trajectory.append(flat(model))  # only now: a look before could hide a late parameter
+        loss.backward()
         optimizer.step()
-        trajectory.append(flat(model))
-    return trajectory
+    return [*trajectory, flat(model)]
 
 
 def simulate_quadratic(

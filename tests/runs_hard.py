@@ -37,6 +37,7 @@ def build(
         "lr": LR,
         "weight_decay": DECAY,
         "topology": "ring",
+        "overlap": True,
         "bucket_bytes": 100,
         "timeout_seconds": 30.0,
         "process_group": process_group,

@@ -125,7 +125,7 @@ def stale(process_group: dist.ProcessGroup, method: str, per_node: int) -> str:
     """The sum over the node has begun in backward: clipping afterwards is too late."""
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = hard.build(method, model, process_group, processes_per_node=per_node)
+    optimizer = hard.build(method, model, process_group, processes_per_node=per_node, overlap=True)
     hard.train(optimizer, model, rank, range(2))
     optimizer.zero_grad()
     hard.quadratic_loss(model, rank, 2).backward()

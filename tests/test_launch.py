@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import netns
 import pytest
 import runs
 import torch
 import torch.distributed as dist
 
 import decentlam
+from decentlam.lab import emulation
 from decentlam.launch.place import find_place, first_host, meeting_point
 
 pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
@@ -307,11 +307,11 @@ def test_mpirun_for_real() -> None:
 @pytest.mark.parametrize("meets_at", ["name", pytest.param("address", marks=pytest.mark.slow)])
 def test_torchrun_on_two_hosts(meets_at: str, train: Any, tmp_path: Path) -> None:
     """By name is the hard case: on its own host the name of process 0's host is 127.0.1.1."""
-    reason = netns.unavailable()
+    reason = emulation.unavailable()
     if reason is not None:
         pytest.skip(f"no second host: {reason}")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
-    with netns.hosts(2) as hosts:
+    with emulation.hosts(2) as hosts:
         there = getattr(hosts[0], meets_at)
         agents = [
             host.start(
@@ -328,10 +328,10 @@ def test_torchrun_on_two_hosts(meets_at: str, train: Any, tmp_path: Path) -> Non
 
 @pytest.mark.netns
 def test_namespaces_are_removed_after_a_failure_and_with_the_processes_inside() -> None:
-    reason = netns.unavailable()
+    reason = emulation.unavailable()
     if reason is not None:
         pytest.skip(f"no second host: {reason}")
-    with pytest.raises(KeyboardInterrupt), netns.hosts(2) as hosts:
+    with pytest.raises(KeyboardInterrupt), emulation.hosts(2) as hosts:
         sleeper = hosts[1].start(["sleep", "600"])
         raise KeyboardInterrupt
     assert sleeper.wait(10) == -signal.SIGKILL

@@ -117,7 +117,7 @@ def test_clipping_equals_simulator_with_clipped_gradients(how: str) -> None:
 @pytest.mark.parametrize("option", [{"max_grad_norm": 1.0}, {"nonfinite": "skip"}])
 def test_what_needs_the_whole_gradient_is_refused_with_overlap(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="overlap=False"):
-        decentlam.DecentLaM(runs.Quadratic().parameters(), lr=0.1, **option)
+        decentlam.DecentLaM(runs.Quadratic().parameters(), lr=0.1, overlap=True, **option)
 
 
 SCALED = ("decentlam", "awc-dmsgd", "pmsgd", "slowmo")
@@ -620,6 +620,8 @@ def test_network_that_does_not_fit_is_refused() -> None:
 DEATHS = [
     ("decentlam", True, "before backward"),
     ("decentlam", True, "in backward"),
+    ("decentlam", "forward", "before backward"),
+    ("decentlam", "forward", "in backward"),
     ("dmsgd", False, "before step"),
     ("awc-dmsgd", True, "before backward"),
     ("pmsgd", True, "in backward"),
@@ -627,7 +629,9 @@ DEATHS = [
 
 
 @pytest.mark.parametrize(("method", "overlap", "when"), DEATHS)
-def test_death_of_a_node_is_an_error_that_names_it(method: str, overlap: bool, when: str) -> None:
+def test_death_of_a_node_is_an_error_that_names_it(
+    method: str, overlap: bool | str, when: str
+) -> None:
     """Within seconds, although the timeout is a minute: the connection is closed."""
     results = runs.run_processes(hard.with_victim, N, (method, overlap, when, 0.0, 60.0), 50)
     assert results[hard.VICTIM] == 7

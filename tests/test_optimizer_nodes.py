@@ -57,6 +57,7 @@ METHODS = {
 PARITY = [
     *((4, 2, method, topology, True) for method, topology in METHODS.items()),
     *((4, 2, method, topology, False) for method, topology in METHODS.items()),
+    *((4, 2, method, topology, "forward") for method, topology in METHODS.items()),
     (4, 4, "decentlam", "ring", True),  # one node of four processes
     (4, 4, "slowmo", "ring", False),
     *((8, 2, m, t, i % 2 == 0) for i, (m, t) in enumerate(METHODS.items())),

@@ -26,7 +26,7 @@ class Case:
     nodes: int
     method: str
     topology: str
-    overlap: bool = True
+    overlap: bool | str = True
     bucket_bytes: int = SMALL
     weight_decay: float = 0.0
     hyper: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Case:
     @property
     def name(self) -> str:
         more = [f"{k}={v}" for k, v in self.hyper.items()]
-        when = "overlap" if self.overlap else "afterwards"
+        when = {True: "overlap", False: "afterwards"}.get(self.overlap, self.overlap)
         buckets = "buckets" if self.bucket_bytes == SMALL else "one bucket"
         return " ".join([str(self.nodes), self.method, self.topology, when, buckets, *more])
 
@@ -100,6 +100,23 @@ FOUR = [
     Case(4, "gt-dmsgd", "one-peer-exponential", True, SMALL, 0.01, FAST),
     Case(4, "gt-dmsgd", "mesh", False, LARGE, 0.0, AHEAD),
 ]
+FORWARD = [  # parameters arrive late, in the next forward
+    Case(4, "pmsgd", "mesh", "forward", SMALL, 0.01, FAST),
+    Case(4, "pmsgd-lars", "star", "forward", SMALL, 0.01, FAST),
+    Case(4, "dsgd", "one-peer-exponential", "forward", SMALL, 0.01),
+    Case(4, "dmsgd", "bipartite-random-match", "forward", SMALL, 0.01, AHEAD),
+    Case(4, "da-dmsgd", "one-peer-exponential", "forward", SMALL, 0.0, AHEAD),
+    Case(4, "awc-dmsgd", "ring", "forward", SMALL, 0.01, FAST),
+    Case(4, "slowmo", "ring", "forward", SMALL, 0.0, slowmo(base="local", inner_momentum="reset")),
+    Case(4, "qg-dmsgd", "mesh", "forward", LARGE, 0.01, FAST),
+    Case(4, "d2-dmsgd", "ring", "forward", SMALL, 0.01, FAST),
+    Case(4, "decentlam", "star", "forward", SMALL, 0.01, {"momentum": 0.8, "nesterov": True}),
+    Case(4, "decentlam", "one-peer-symmetric-exponential", "forward", SMALL, 0.01, SLOW),
+    Case(4, "decentlam-steady", "bipartite-random-match", "forward", SMALL, 0.01, FAST),
+    Case(4, "gt-dmsgd", "one-peer-exponential", "forward", SMALL, 0.01, FAST),
+    Case(5, "decentlam", "bipartite-random-match", "forward", SMALL, 0.01, SLOW),
+    Case(8, "decentlam", "mesh", "forward", SMALL, 0.01, FAST),
+]
 FIVE = [  # an odd number: somebody rests at every step of a matching
     Case(5, "dmsgd", "bipartite-random-match", True, SMALL, 0.01, SLOW),
     Case(5, "da-dmsgd", "one-peer-exponential", True, SMALL, 0.01, SLOW),
@@ -125,7 +142,7 @@ EIGHT = [
     Case(8, "decentlam-steady", "bipartite-random-match", True, SMALL, 0.01, FAST),
     Case(8, "gt-dmsgd", "bipartite-random-match", True, SMALL, 0.01, FAST),
 ]
-CASES = FOUR + FIVE + EIGHT
+CASES = FOUR + FORWARD + FIVE + EIGHT
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -62,10 +63,12 @@ class Flight:
         self.early = False  # the message left before the gradient was known
         self.skipped = False
         self.reducing: Round | None = None  # the sum over the processes of this node
+        self.plan: tuple[Algorithm, Step] | None = None  # of the update that is still to come
         self.hyper: dict[str, float] = {}
         self._gradients: list[Tensor] = []  # by piece
         self._seen: tuple[list[Tensor | None], int] = ([], -1)
         self._departed: int | None = None
+        self._noted: dict[int, tuple[Tensor, int]] = {}
         self._kept = []
 
     # Gradient --------------------------------------------------------------------------------
@@ -135,6 +138,21 @@ class Flight:
                 "already. To clip, use max_grad_norm=... with overlap=False; for any other change "
                 "use overlap=False."
             )
+
+    def note_gradient(self, i: int) -> bool:
+        """Remembers a gradient as backward left it; False if it was there already."""
+        grad = self.bucket.params[i].grad
+        assert grad is not None
+        again = i in self._noted
+        self._noted[i] = (grad, grad._version)
+        return not again
+
+    def gradient_touched(self) -> bool:
+        """Whether a gradient is no longer as noted."""
+        for i, (grad, version) in self._noted.items():
+            if self.bucket.params[i].grad is not grad or grad._version != version:
+                return True
+        return False
 
     def gradient_changed(self) -> bool:
         now, version = self._gradient_versions()
@@ -228,6 +246,19 @@ class Flight:
             self.x[span] = x
             for name, value in state.items():
                 self.state[name][span] = value
+
+    def settle(self) -> float:
+        """Waits for the mix and updates as planned, if that is still to come; seconds waited."""
+        if self.plan is None:
+            return 0.0
+        assert self.round is not None
+        begun = time.perf_counter()
+        terms = self.round.wait()
+        waited = time.perf_counter() - begun
+        (algorithm, step), self.plan = self.plan, None
+        self.update(algorithm, terms, step)
+        self._gradients = []  # the next forward may need the memory
+        return waited
 
     def land(self) -> None:
         """Leaves nothing under way: a process may end, or the message change, after a step."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,9 +20,10 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from decentlam import evaluation
+from decentlam import evaluation, late
 from decentlam.agreement import check_agreement, facts_of
 from decentlam.algorithms import Algorithm, Reach, Step, check_compatible, lr_ratio
+from decentlam.cost.automatic import automatic
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
 from decentlam.exchange.network import Network, communication_device, connect
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, Round
@@ -29,6 +31,7 @@ from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
 from decentlam.options import Options
+from decentlam.pace import Mode, Pace
 from decentlam.preparation import prepare
 from decentlam.simulate import check_lr
 from decentlam.stability import choose
@@ -61,8 +64,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         *,
         weight_decay: float = 0.0,
         topology: str | Topology = "symmetric-exponential",
-        overlap: bool = True,
-        bucket_bytes: int = 25 * 2**20,
+        overlap: Mode = "auto",
+        bucket_bytes: int = 4 * 2**20,
         max_grad_norm: float | None = None,
         nonfinite: str = "raise",
         processes_per_node: int = 1,
@@ -115,10 +118,16 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._synchronizing = True
         self._round_open = False
         self._expected_early = False
+        self._hyper_seen: list[dict[str, float]] = []
+        self._ending: tuple[int, int, bool] | None = None  # of a step that is still to complete
+        self._waited = 0.0
+        self._settling = threading.RLock()  # anybody may touch a parameter, from any thread
         self._buckets: list[Bucket] = []
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
-        self.use_network(self.network, options.topology)
+        if options.topology == "auto":
+            self._options = dataclasses.replace(options, topology=self._choose_topology())
+        self.use_network(self.network, self._options.topology)
         if agree:
             chosen = {"stable form": f"{self._algorithm!r} on {self.topology!r}"}
             check_agreement(self.network, chosen)
@@ -126,6 +135,25 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         if agree:
             self._start_equal(self._buckets)
         self._ready = True
+
+    def _choose_topology(self) -> str:
+        """Measures the links; on every process together."""
+        if self.network.num_nodes == 1 or _always_everyone(self._method):
+            return "ring"  # nobody mixes on it
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        name, reason = automatic(
+            self.network,
+            self._method,
+            sum(p.nbytes for p in params),
+            overlap=self._options.overlap,
+            bucket_bytes=self._options.bucket_bytes,
+            stable=self._options.stable,
+            timeout_seconds=self._options.timeout_seconds,
+            device=communication_device(self.network, params[0].device),
+        )
+        if self.network.rank == 0:
+            log.info("topology='auto': %s", reason)
+        return name
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
         """What runs when there is only one node."""
@@ -170,6 +198,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             )
         with contextlib.suppress(ExchangeError):  # a neighbor's death may be why it changes
             self._finish_rounds()
+        whole = network.num_nodes == 1 or self._options.whole_gradient
+        self._pace = Pace(False if whole else self._options.overlap)
         self.network, self.topology = network, topology
         before = self._algorithm
         self._algorithm = algorithm if network.num_nodes > 1 else self._alone(self._method)
@@ -219,13 +249,30 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
         def on_gradient(p: Tensor) -> None:
             optimizer, flight = mine(), its()
-            if optimizer is not None and flight is not None and flight.bucket.holds(i):
+            if optimizer is None or flight is None:
+                return
+            optimizer._before_gradient(flight, i)
+            if flight.bucket.holds(i):
                 optimizer._on_gradient(flight, i)
 
         return on_gradient
 
+    def _before_gradient(self, flight: Flight, i: int) -> None:
+        """The step before must be complete before this one begins."""
+        if self._ending is None:
+            return
+        if isinstance(flight.bucket.params[i], late.LateParameter):
+            raise StaleMessageError(
+                f"{flight.bucket.names[i]} has a gradient, but its value of the step before was "
+                "never asked for: forward ran before step(), or outside of torch's Python "
+                "functions (TorchScript, a CUDA graph). Use overlap=True."
+            )
+        self.finish()
+
     def _on_gradient(self, flight: Flight, i: int) -> None:
         flight.bucket.adopt_gradient(i)
+        if self._pace.undecided and not self._pace.mode and self._synchronizing:
+            self._watch(flight, i)
         if not (self._synchronizing and self._sends_in_backward):
             return
         if flight.started:
@@ -237,11 +284,33 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         flight.arrived.add(i)
         self._start_ready()
 
+    def _watch(self, flight: Flight, i: int) -> None:
+        """Notes the gradient as backward left it: overlap must not be tried if that changes."""
+        if not flight.note_gradient(i):
+            self._pace.decide(False, "gradients are accumulated over several backwards")
+        if not self._hyper_seen:
+            self._hyper_seen = [self._hyper(group) for group in self.param_groups]
+
+    def _judge(self) -> None:
+        """Decides against overlap if the script changes what the messages are made of."""
+        if any(flight.gradient_touched() for flight in self._flights):
+            self._pace.decide(False, "gradients change between backward and step()")
+        elif self._hyper_seen not in ([], [self._hyper(group) for group in self.param_groups]):
+            self._pace.decide(False, "the learning rate changes between backward and step()")
+        elif getattr(self, "found_inf", None) is not None:
+            self._pace.decide(False, "a GradScaler looks at the whole gradient")
+        self._hyper_seen = []
+
     @property
     def _sends_in_backward(self) -> bool:
         """False also when this step sends nothing: gradients may then change until step()."""
         reach = self._algorithm.reach(self.param_groups[0]["step"])
-        return self._options.overlap and not self.exchange.silent(reach)
+        return bool(self._pace.mode) and not self.exchange.silent(reach)
+
+    @property
+    def _ends_in_forward(self) -> bool:
+        """Not if the message needs no gradient: the next one leaves at once, with the new x."""
+        return self._pace.mode == "forward" and self._algorithm.needs_gradient
 
     @torch.no_grad()
     def _start_ready(self) -> None:
@@ -282,13 +351,13 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             Join.notify_join_context(self)
         self._statistics.begin()
         if not self._expected_early:
-            self._expect()
+            self._expect(self._flights)
 
-    def _expect(self) -> None:
+    def _expect(self, flights: list[Flight]) -> None:
         index = self.param_groups[0]["step"]
         reach = self._algorithm.reach(index)
         if not self.exchange.silent(reach):
-            messages = {i: flight.message(index) for i, flight in enumerate(self._flights)}
+            messages = {flight.slot: flight.message(index) for flight in flights}
             self.exchange.expect(messages, index, reach)
 
     def _send(self, flight: Flight) -> None:
@@ -314,7 +383,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         bad = flight.form_message(algorithm, step, check=self._options.nonfinite != "ignore")
         self._check_finite(bad, step)
         message = flight.message(step.index)
-        flight.round = self.exchange.start(flight.slot, message, step.index, reach)
+        by_need = self._ends_in_forward
+        flight.round = self.exchange.start(flight.slot, message, step.index, reach, by_need)
 
     def _check_finite(self, bad: list[str], step: Step) -> None:
         if bad:
@@ -340,6 +410,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     @torch.no_grad()
     def _step(self, absent: bool = False) -> None:
         """One step; `absent` is a node that ran out of data and only answers its neighbors."""
+        self.finish()
         for p in self._frozen:
             if p.grad is not None:
                 raise RuntimeError(
@@ -348,6 +419,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 )
         for flight in self._flights:
             flight.bucket.check_in_place()
+        if self._pace.undecided and not self._pace.mode:
+            self._judge()
         skipped = self._prepare_gradients(absent)
         for flight in self._flights:
             if not flight.started:
@@ -374,39 +447,92 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return absent
 
     def _update(self, skipped: bool) -> None:
+        """Updates all buckets, or lets whoever touches a parameter do it."""
         index = self.param_groups[0]["step"]
         reach = self._algorithm.reach(index)
-        waited = 0.0
-        for flight in self._flights:
-            assert flight.round is not None
-            begun = time.perf_counter()
-            terms = flight.round.wait()
-            waited += time.perf_counter() - begun
-            group = self.param_groups[flight.bucket.group]
-            flight.update(self._algorithm_of(group), terms, self._step_of(group, flight.skipped))
-        for flight in self._flights:
-            flight.land()
         sent = sum(flight.message_bytes(index) for flight in self._flights)
-        self._statistics.end(index, waited, self.exchange.bytes_sent(sent, index, reach), skipped)
+        self._ending = (index, self.exchange.bytes_sent(sent, index, reach), skipped)
+        for flight in self._flights:
+            group = self.param_groups[flight.bucket.group]
+            flight.plan = (self._algorithm_of(group), self._step_of(group, flight.skipped))
+        early = bool(self._pace.mode) and not self._algorithm.needs_gradient
+        if not early and not (self._ends_in_forward and self._postpone()):
+            self.finish()
         for group in self.param_groups:
             group["step"] += 1
             group["previous_lr"] = check_lr(group["lr"])
             if reach is Reach.EVERYONE:
                 group["sync_lr"] = group["previous_lr"]
-        for flight in self._flights:
-            flight.reset()
-        self._round_open = False
-        self._expected_early = False
-        if not self._algorithm.needs_gradient and self._options.overlap:
-            self._start_early()
+        if early:
+            self._complete(self._start_early)
+        self._round_open, self._expected_early = False, early
+        self._choose_pace()
 
-    def _start_early(self) -> None:
-        """The message needs no gradient: it travels during the next forward and backward."""
-        self._expect()
-        self._expected_early = True
+    def _postpone(self) -> bool:
+        """Makes the parameters late; False if they cannot be."""
+        apart = self.network.node_group is None  # its processes must gather in the same order
         for flight in self._flights:
-            self._depart(flight, self._step_of(self.param_groups[flight.bucket.group]))
-            flight.early = True
+            finish = functools.partial(self._settle, flight) if apart else self.finish
+            if not late.postpone(flight.bucket.params, finish):
+                return False
+        late.watch(self)
+        return True
+
+    def _settle(self, flight: Flight) -> None:
+        """The late update of one bucket."""
+        with self._settling, torch.no_grad():
+            try:
+                self._waited += flight.settle()
+            except ExchangeError:
+                self._release()  # what they were before the step: it can still be saved
+                raise
+            late.release(flight.bucket.params)
+
+    def _release(self) -> None:
+        for flight in self._flights:
+            late.release(flight.bucket.params)
+
+    def finish(self) -> None:
+        """Completes the last step: every message has arrived and left, every parameter is new.
+
+        Only `overlap="forward"` (and "auto", which may choose it) leaves anything to complete, and
+        whoever touches a parameter completes it. Call this at the end of a run that goes on to
+        destroy the process group without having looked at the model.
+        """
+        if self._ending is None:
+            return
+        self._complete()
+
+    def _complete(self, then: Callable[[Flight], None] | None = None) -> None:
+        """Updates what is still to be; `then` sends a bucket on while the next ones wait."""
+        assert self._ending is not None
+        with self._settling, torch.no_grad():
+            (index, sent, skipped), self._ending = self._ending, None
+            late.forget(self)
+            try:
+                for flight in self._flights:
+                    self._waited += flight.settle()
+                    if then is not None:
+                        flight.land()
+                        flight.reset()
+                        then(flight)
+                for flight in self._flights if then is None else []:
+                    flight.land()
+                    flight.reset()
+            finally:
+                self._release()
+            self._statistics.end(index, self._waited, sent, skipped)
+            self._waited = 0.0
+
+    def _choose_pace(self) -> None:
+        if self._pace.step_ended() and self.network.rank == 0:
+            log.info("overlap=%r from here on: %s", self._pace.mode, self._pace.reason)
+
+    def _start_early(self, flight: Flight) -> None:
+        """The message needs no gradient: it travels during the next forward and backward."""
+        self._expect([flight])
+        self._depart(flight, self._step_of(self.param_groups[flight.bucket.group]))
+        flight.early = True
 
     # What message and update are called with ----------------------------------------------------
 
@@ -485,6 +611,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _check_quiet(self, what: str) -> None:
         if getattr(self, "_round_open", False):
             raise RuntimeError(f"cannot {what} between backward and step(); call step() first")
+        if getattr(self, "_ending", None) is not None:
+            self.finish()
 
     # State -----------------------------------------------------------------------------------
 
@@ -492,6 +620,19 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Shows the flat state as per-parameter views, the form torch saves and loads."""
         for p, views in flight.state_views():
             self.state[p] = views
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._ending is None or not set_to_none:
+            self.finish()
+            super().zero_grad(set_to_none)
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None  # asks for nothing, so that the parameter may stay late
+
+    def state_dict(self) -> dict[str, Any]:
+        self.finish()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._check_quiet("load a state")
@@ -509,6 +650,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             round.finish()
 
     def __getstate__(self) -> dict[str, Any]:
+        self.finish()
         return {
             **super().__getstate__(),
             "_options": self._options,
@@ -550,6 +692,7 @@ class _AnswerNeighbors(JoinHook):
 
     def main_hook(self) -> None:
         self.optimizer._step(absent=True)
+        self.optimizer.finish()  # nobody will look at the parameters
 
 
 def _always_everyone(algorithm: Algorithm) -> bool:

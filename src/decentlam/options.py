@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decentlam.pace import CHOICES, Mode
 from decentlam.topology import Topology
 
 
@@ -12,8 +13,8 @@ class Options:
     """The same on every process. See `DecentralizedOptimizer`."""
 
     topology: str | Topology = "symmetric-exponential"
-    overlap: bool = True
-    bucket_bytes: int = 25 * 2**20
+    overlap: Mode = "auto"
+    bucket_bytes: int = 4 * 2**20
     max_grad_norm: float | None = None
     nonfinite: str = "raise"
     processes_per_node: int = 1
@@ -32,8 +33,17 @@ class Options:
             raise ValueError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm!r}")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds!r}")
-        if self.overlap:
+        if not any(self.overlap is choice or self.overlap == choice != 1 for choice in CHOICES):
+            raise ValueError(
+                f"unknown overlap {self.overlap!r}; choose from {', '.join(map(repr, CHOICES))}"
+            )
+        if self.overlap and self.overlap != "auto":
             self._check_overlap()
+
+    @property
+    def whole_gradient(self) -> bool:
+        """Whether the gradient of all layers is needed before anything is sent."""
+        return self.max_grad_norm is not None or self.nonfinite == "skip"
 
     def _check_overlap(self) -> None:
         whole = "needs the whole gradient before anything is sent; pass overlap=False with it"

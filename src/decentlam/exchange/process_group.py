@@ -8,6 +8,7 @@ byte is read from memory once.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from decentlam.algorithms import Reach
 from decentlam.errors import ExchangeError
+from decentlam.exchange.courier import Courier, Parcel
 from decentlam.exchange.network import Network
 from decentlam.topology import Topology
 
 Terms = list[tuple[float, Tensor]]
-Works = list[tuple[str, dist.Work | None]]  # with whom, and what is under way
+Works = list[tuple[str, dist.Work | Parcel | None]]  # with whom, and what is under way
 
 
 @dataclass(eq=False)
@@ -66,7 +68,9 @@ class NoExchange:
     def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         pass
 
-    def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
+    def start(
+        self, slot: int, message: Tensor, index: int, reach: Reach, by_need: bool = False
+    ) -> Round:
         return Round.silent()
 
     def silent(self, reach: Reach) -> bool:
@@ -91,6 +95,7 @@ class ProcessGroupExchange:
         self.tag = tag  # buckets use tag, tag + 1, ...
         self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
         self._expected: dict[int, Round] = {}
+        self._courier = Courier(self.timeout)
 
     def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         """Posts the receives of all buckets of a step, {bucket: message}, before anything is sent.
@@ -112,8 +117,13 @@ class ProcessGroupExchange:
         """Whether nothing is sent: the node's own message is the mix, and is never stored."""
         return reach is Reach.NOBODY
 
-    def start(self, slot: int, message: Tensor, index: int, reach: Reach) -> Round:
-        """Starts mixing bucket `slot`; the message must not change until the round is finished."""
+    def start(
+        self, slot: int, message: Tensor, index: int, reach: Reach, by_need: bool = False
+    ) -> Round:
+        """Starts mixing bucket `slot`; the message must not change until the round is finished.
+
+        `by_need` lets later buckets, which the next forward needs first, overtake earlier ones.
+        """
         place = self._place(slot, index)
         if reach is Reach.EVERYONE:
             round = Round([(1.0 / self.network.num_nodes, message)], place, self.timeout)
@@ -130,11 +140,22 @@ class ProcessGroupExchange:
                 round.receives = self._batch(message, incoming, outgoing)
             return round
         round = self._expected.pop(slot)
-        tag, group, peer = self.tag + slot, self.network.group, self.network.peer
-        for j in outgoing:
-            with explained(place, f"node {j}", self.timeout):
-                round.sends.append((f"node {j}", dist.isend(message, peer(j), group, tag)))
+        if by_need:
+            post = functools.partial(self._post, slot, message, outgoing)
+            round.sends = [("its neighbors", self._courier.hand(slot, post))]
+            return round
+        with explained(place, "its neighbors", self.timeout):
+            works = self._post(slot, message, outgoing)
+        round.sends = [(f"node {j}", work) for j, work in zip(outgoing, works, strict=True)]
         return round
+
+    def _post(self, slot: int, message: Tensor, outgoing: list[int]) -> list[dist.Work]:
+        works = []
+        for j in outgoing:
+            work = dist.isend(message, self.network.peer(j), self.network.group, self.tag + slot)
+            assert work is not None  # this process is in the group
+            works.append(work)
+        return works
 
     def _round(self, slot: int, message: Tensor, index: int) -> Round:
         """A round with the neighbors whose terms are still to arrive, the own one to be formed."""

@@ -9,6 +9,7 @@ import typer
 
 import decentlam
 from decentlam.lab import catalogue, draw, plots
+from decentlam.lab.predict import predict
 from decentlam.lab.problems import linear_regression
 from decentlam.lab.studies import STUDIES
 from decentlam.lab.studies.regression import TARGET, closed_form_error, steps_to, trace
@@ -57,6 +58,7 @@ def main(
       decentlam recipes                  what can be trained
       decentlam train --recipe digits    a model on 4 processes of this machine
       decentlam report out/train/digits  its page
+      decentlam predict --compute-ms 90  the time of an iteration on your cluster
 
     --help after a command lists its options. To train your own model, see the README: the
     optimizers are drop-in replacements for torch.optim.SGD.
@@ -125,15 +127,21 @@ def reproduce(
     data_path: Annotated[
         str | None, typer.Option(help="Fashion-MNIST, if it is not in its usual place.")
     ] = None,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="runtime without emulated links; needs no root.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a study of the paper: a table here, records and plots in the run directory."""
     if study not in STUDIES:
         raise ValueError(f"unknown study {study!r}; choose from {', '.join(STUDIES)}")
     chosen = STUDIES[study]
-    where = {} if data_path is None else {"data_path": data_path}
+    where: dict[str, Any] = {} if data_path is None else {"data_path": data_path}
     if where and not chosen.resumable:
         raise ValueError(f"{study} reads no data; leave --data-path out")
+    if loopback and study != "runtime":
+        raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
+    where |= {"loopback": True} if loopback else {}
     recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
     with progress(study) as tick:
         result = perform(chosen, recipe, out or Path("out") / study, tick)
@@ -149,6 +157,7 @@ def reproduce(
 
 app.command()(command.recipes)
 app.command()(command.train)
+app.command()(predict)
 
 
 @app.command()

@@ -130,9 +130,12 @@ def _estimate(recipes: Sequence[Recipe], costs: Iterable[Cost], jobs: int) -> st
     for recipe in recipes:
         fixed, each, per_epoch = of_kind[_kind(recipe)]
         seconds += fixed + each * recipe.steps(per_epoch)
-    left = seconds / jobs
-    words = f"{left:.0f} s" if left < 90 else f"{left / 60:.0f} min"
-    return f"{len(recipes)} runs, about {words} with {jobs} at a time"
+    return f"{len(recipes)} runs, about {words(seconds / jobs)} with {jobs} at a time"
+
+
+def words(seconds: float) -> str:
+    """A time as people say it."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _cost(recipe: Recipe) -> Cost:

@@ -1,8 +1,16 @@
-"""The studies of the paper: three that need no training data, three that train."""
+"""The studies of the paper: three that need no training data, three that train, one that times."""
 
 from __future__ import annotations
 
-from decentlam.lab.studies import bias, large_batch, models, regression, speedup, topologies
+from decentlam.lab.studies import (
+    bias,
+    large_batch,
+    models,
+    regression,
+    runtime,
+    speedup,
+    topologies,
+)
 from decentlam.lab.study import Study
 
 STUDIES: dict[str, Study] = {
@@ -12,4 +20,5 @@ STUDIES: dict[str, Study] = {
     "large-batch": large_batch.STUDY,
     "models": models.STUDY,
     "topologies": topologies.STUDY,
+    "runtime": runtime.STUDY,
 }

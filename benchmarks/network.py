@@ -1,0 +1,125 @@
+"""Iteration times of DDP, decent-dp and ours on hosts with limited links, interleaved in one run.
+
+    python benchmarks/network.py --bandwidth 1Gbit                       # n = 4, real compute
+    python benchmarks/network.py --parameters 10e6 --compute sleep:300 --bandwidth 1Gbit
+    python benchmarks/network.py --nodes 8 --straggler 50 --only "DecentLaM one-peer, overlap"
+    python benchmarks/network.py --loopback                              # without root
+
+Every node is a process in a network namespace of its own, which needs Linux and root. Printed is
+the time relative to DDP in the same round: median and, in brackets, lowest and highest round.
+Lower is faster. What --json writes, benchmarks/calibrate.py fits the cost model to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from decentlam.lab.emulation.contenders import choose, contenders, have_rivals
+from decentlam.lab.emulation.facts import Record
+from decentlam.lab.emulation.models import MODELS
+from decentlam.lab.emulation.results import left_out, limits, machine, summary
+from decentlam.lab.emulation.setting import Setting
+from decentlam.lab.emulation.timing import MeasurementError, measure, unheard
+
+
+def report(records: list[Record], setting: Setting, where: str, nodes: int) -> None:
+    late = f", one node {setting.straggler_ms:g} ms late" if setting.straggler_ms else ""
+    size = f"{setting.size / 1e6:.3g}M parameters"
+    print(f"{nodes} nodes, {where}; {size}, compute {setting.compute}{late}; {machine()}")
+    print(limits(nodes, setting.size))
+    print(
+        f"\n{'':38s}    ms  of DDP (lowest-highest)  speed-up compute exposed update wait MB sent"
+    )
+    for r in summary(records):
+        spread = f"({r['lowest']:.2f}-{r['highest']:.2f})"
+        print(
+            f"{r['contender']:38s}{r['ms']:6.0f}   {r['of_DDP']:5.2f} {spread:16s}  "
+            f"{r['speed_up']:8.2f} {r['compute_ms']:7.0f} {r['exposed_ms']:7.0f} "
+            f"{r['update_ms']:6.0f} {r['wait_ms']:4.0f} {r['MB_sent']:7.2f}"
+        )
+    for line in left_out(records):
+        print(line)
+
+
+def progress(total: int) -> Callable[[Record], None]:
+    """A line on stderr that tells what was timed last."""
+    done = 0
+
+    def heard(record: Record) -> None:
+        nonlocal done
+        done += 1
+        spent = f"{1e3 * record['seconds']:.0f} ms" if "seconds" in record else "left out"
+        line = f"{done} of {total}: {record['contender']}, {spent}" if done < total else ""
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    return heard
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", "--nodes", type=int, default=4)
+    parser.add_argument("--bandwidth", help="of each link, such as 100Mbit; default: no limit")
+    parser.add_argument("--model", default=Setting.model, choices=MODELS)
+    parser.add_argument("--parameters", type=float, help="of a sleeping model")
+    parser.add_argument("--compute", default="real", help="real, or sleep:MILLISECONDS")
+    parser.add_argument(
+        "--forward-share", type=float, default=Setting.forward_share, help="of a sleep; 1/3"
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="contenders; default: nearly all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--straggler", type=float, default=0.0, metavar="MS")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loopback", action="store_true", help="no namespaces, no root")
+    parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--list", action="store_true", help="print the contenders and stop")
+    given = parser.parse_args()
+    if given.list:
+        print("\n".join(contenders(have_rivals())))
+        return
+    if given.loopback and given.bandwidth:
+        parser.error("loopback has no bandwidth to set; leave one of the two out")
+    if not have_rivals():
+        print("decent-dp is not installed and left out; `uv pip install decent-dp` adds it")
+    try:
+        setting = Setting(
+            model=given.model,
+            parameters=None if given.parameters is None else int(given.parameters),
+            compute=given.compute,
+            forward_share=given.forward_share,
+            rounds=given.rounds,
+            iterations=given.iterations,
+            straggler_ms=given.straggler,
+            only=tuple(given.only),
+            seed=given.seed,
+        )
+        total = setting.rounds * len(choose(setting.only))
+        heard = progress(total) if sys.stderr.isatty() else unheard
+        records = measure(
+            setting, given.nodes, given.bandwidth, given.loopback, given.timeout, heard
+        )
+    except ValueError as error:
+        sys.exit(f"network.py: {error}")
+    except MeasurementError as error:
+        if not error.records:
+            sys.exit(f"network.py: {error}")
+        print(f"network.py: stopped early: {error}", file=sys.stderr)
+        records = error.records
+    except KeyboardInterrupt:
+        sys.exit(130)
+    where = "loopback" if given.loopback else f"links of {given.bandwidth or 'any speed'}"
+    report(records, setting, where, given.nodes)
+    if given.json:
+        about = {"nodes": given.nodes, "bandwidth": given.bandwidth, "loopback": given.loopback}
+        text = {"setting": asdict(setting), **about, "machine": machine(), "records": records}
+        given.json.write_text(json.dumps(text, indent=1))
+
+
+if __name__ == "__main__":
+    main()

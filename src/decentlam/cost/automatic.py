@@ -1,0 +1,250 @@
+"""`topology="auto"`: the network on which training is expected to take the least time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from decentlam.algorithms import Algorithm, Reach, check_compatible, make
+from decentlam.cost.links import measure_links
+from decentlam.cost.model import NOMINAL, Calibration, predict
+from decentlam.cost.values import Compute, Job, Link
+from decentlam.exchange.network import Network
+from decentlam.options import Options
+from decentlam.stability import choose
+from decentlam.topology import TOPOLOGIES, Topology
+
+DISAGREEMENT_WEIGHT = 0.1  # (lr L)^2, for a learning rate of about a third of 1 / L
+_CLOSE = 0.01  # scores nearer than this are equal, and fewer bytes win
+_LARGEST_ORACLE = 256  # nodes up to which the growth rate is computed
+_PROBES = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A topology, what an iteration on it takes, and how far its nodes are kept apart."""
+
+    name: str
+    seconds: float
+    bytes_sent: float
+    disagreement: float
+    weight: float = DISAGREEMENT_WEIGHT
+
+    @property
+    def score(self) -> float:
+        """Seconds per iteration times the iterations that disagreement adds."""
+        return self.seconds * (1 + self.weight * self.disagreement)
+
+
+def candidates(
+    num_nodes: int,
+    link: Link,
+    job: Job,
+    algorithm: str | Algorithm,
+    compute: Compute | None = None,
+    *,
+    overlap: str | bool = "backward",
+    calibration: Calibration = NOMINAL,
+    weight: float = DISAGREEMENT_WEIGHT,
+    heterogeneous: bool = False,
+    stable: str = "auto",
+) -> list[Candidate]:
+    """Every topology that fits the nodes and suits the method, best first.
+
+    `stable` is the optimizer's: what it would refuse is left out, what it would cure (by a steady
+    form or lazy weights) is judged as cured; only those that could come first are looked at so.
+    At most 2 log2(n) peers: each takes memory.
+    """
+    method = make(algorithm)
+    work = compute or Compute(0.0, 0.0)
+    hopeful = []
+    for network in _fitting(num_nodes, method):
+        cost = predict(method, network, link, work, job, overlap, calibration)
+        apart = disagreement(network, heterogeneous)
+        name = network.name
+        hopeful.append((Candidate(name, cost.seconds, cost.bytes_sent, apart, weight), network))
+    found: list[Candidate] = []
+    for candidate, network in sorted(hopeful, key=lambda pair: pair[0].score):
+        # A cure only adds disagreement: whoever cannot come first need not be asked.
+        if found and not _may_win(candidate, found):
+            found.append(candidate)
+            continue
+        try:
+            cured = _stable_form(method, network, stable)
+        except ValueError:
+            continue
+        if cured is not network:
+            candidate = replace(candidate, disagreement=disagreement(cured, heterogeneous))
+        found.append(candidate)
+    if not found:
+        raise ValueError(f"no topology of {num_nodes} nodes suits {method!r}; name one yourself")
+    first = _winner(found)
+    return [first, *sorted((c for c in found if c is not first), key=lambda c: c.score)]
+
+
+def _winner(found: list[Candidate]) -> Candidate:
+    """The best score; of those within 1 %, the fewest bytes."""
+    best = min(c.score for c in found)
+    return min(
+        (c for c in found if c.score <= best * (1 + _CLOSE)), key=lambda c: (c.bytes_sent, c.score)
+    )
+
+
+def _may_win(candidate: Candidate, found: list[Candidate]) -> bool:
+    return _winner([*found, candidate]) is candidate
+
+
+def _fitting(num_nodes: int, method: Algorithm) -> list[Topology]:
+    """Topologies that exist for n nodes, with weights that the method may use and few peers."""
+    most = max(2, 2 * math.ceil(math.log2(num_nodes)))  # each peer takes a buffer of the model
+    found = []
+    for build in TOPOLOGIES.values():
+        try:
+            network = build(num_nodes)
+            check_compatible(method, network)
+        except ValueError:  # n does not fit, or the weights are directed
+            continue
+        if network.max_peers <= most:
+            found.append(network)
+    return found
+
+
+def choose_topology(
+    num_nodes: int,
+    link: Link,
+    job: Job,
+    algorithm: str | Algorithm,
+    compute: Compute | None = None,
+    *,
+    overlap: str | bool = "backward",
+    calibration: Calibration = NOMINAL,
+    weight: float = DISAGREEMENT_WEIGHT,
+    heterogeneous: bool = False,
+    stable: str = "auto",
+) -> tuple[str, str]:
+    """The name of the topology to train on, and the reason in one line.
+
+    It minimises seconds per iteration * (1 + weight * disagreement), where disagreement is that of
+    `disagreement` and `weight` is (lr L)^2 for gradients that change by L per unit of distance.
+    Without `compute` nothing is known to hide the messages, so that bytes count in full.
+
+    >>> choose_topology(64, Link(1e-4, 1.25e8), Job(100_000_000), "decentlam", Compute(0.1, 0.2))[0]
+    'one-peer-hypercube'
+    """
+    method = make(algorithm)
+    if num_nodes == 1 or all(method.reach(k) is Reach.EVERYONE for k in range(2)):
+        why = "one node" if num_nodes == 1 else "the method averages over everyone anyway"
+        return "complete", f"complete: {why}"
+    best, *others = candidates(
+        num_nodes,
+        link,
+        job,
+        method,
+        compute,
+        overlap=overlap,
+        calibration=calibration,
+        weight=weight,
+        heterogeneous=heterogeneous,
+        stable=stable,
+    )
+    return best.name, _reason(best, others[:1], link, compute)
+
+
+def automatic(
+    network: Network,
+    algorithm: str | Algorithm,
+    model_bytes: int,
+    compute_seconds: float | None = None,
+    *,
+    overlap: str | bool = "backward",
+    bucket_bytes: int = Options.bucket_bytes,
+    stable: str = "auto",
+    seconds: float = 1.0,
+    timeout_seconds: float = 60.0,
+    device: torch.device | None = None,
+) -> tuple[str, str]:
+    """Measures the links of a running network and chooses; the same answer on every node.
+
+    All processes call it together. Process 0 decides and tells the others, so that no difference
+    in rounding or in `compute_seconds` can part them.
+    """
+    link = measure_links(network, seconds, timeout_seconds, device)
+    answer: list[tuple[str, str]] = [("", "")]
+    if network.rank == 0:
+        job = Job(model_bytes, bucket_bytes, processes_per_node=network.processes_per_node)
+        compute = None if compute_seconds is None else Compute.split(compute_seconds)
+        try:
+            answer[0] = choose_topology(
+                network.num_nodes, link, job, algorithm, compute, overlap=overlap, stable=stable
+            )
+        except ValueError as error:
+            answer[0] = "", str(error)
+    if network.group is not None:
+        source = dist.get_global_rank(network.group, 0)
+        dist.broadcast_object_list(answer, source, network.group, device)
+    name, reason = answer[0]
+    if not name:
+        raise ValueError(reason)
+    return name, reason
+
+
+def disagreement(topology: Topology, heterogeneous: bool = False, steps: int = 400) -> float:
+    """Mean squared distance from the average that plain mixing sustains, per lr^2 and |g_i|^2.
+
+    x+ = W (x - lr g) with gradients independent by node and step; `heterogeneous`: by node only,
+    as when nodes hold different classes. Static symmetric weights with eigenvalues l off the
+    average give the mean of l^2 / (1 - l^2), or of (l / (1 - l))^2.
+
+    >>> from decentlam.topology import complete, ring
+    >>> disagreement(complete(8)) < 1e-20
+    True
+    >>> disagreement(ring(8)) < disagreement(ring(32)) < disagreement(ring(32), heterogeneous=True)
+    True
+    """
+    n = topology.num_nodes
+    if topology.static and topology.symmetric:
+        values = np.sort(topology.eigenvalues(0).numpy())[:-1]
+        ratio = values / (1 - values) if heterogeneous else values / np.sqrt(1 - values**2)
+        return float(np.square(ratio).sum() / n)
+    generator = np.random.default_rng(0)
+    x, total = np.zeros((n, _PROBES)), 0.0
+    g = _apart(generator, n)
+    for k in range(2 * steps):
+        x = topology.sparse(k).apply(x - (g if heterogeneous else _apart(generator, n)))
+        total += float(np.square(x).mean()) if k >= steps else 0.0
+    return total / steps
+
+
+def _apart(generator: np.random.Generator, n: int) -> np.ndarray:
+    """Random gradients without their average."""
+    g = generator.standard_normal((n, _PROBES))
+    return g - g.mean(0)
+
+
+def _stable_form(method: Algorithm, network: Topology, stable: str) -> Topology:
+    """The weights that would run; of more nodes than can be asked in time, fewer are asked."""
+    asked = network
+    if network.num_nodes > _LARGEST_ORACLE:
+        asked = TOPOLOGIES[network.name](_LARGEST_ORACLE)
+    cured = choose(method, asked, stable)[1]
+    if cured is asked:
+        return network
+    return cured if asked is network else network.lazy(float(cured.name.split(", ")[1].rstrip(")")))
+
+
+def _reason(best: Candidate, others: list[Candidate], link: Link, compute: Compute | None) -> str:
+    def describe(c: Candidate) -> str:
+        return (
+            f"{c.name}: {1e3 * c.seconds:.3g} ms per iteration, {c.bytes_sent / 1e6:.3g} MB sent, "
+            f"disagreement {c.disagreement:.2g}"
+        )
+
+    speed = 8e-9 * link.bytes_per_second
+    wire = "no limit" if math.isinf(speed) else f"{speed:.3g} Gbit/s"
+    note = "" if compute else ", compute unknown"
+    rest = "".join(f"; next {describe(c)}" for c in others)
+    return f"{describe(best)} at {wire}, {1e6 * link.latency_seconds:.0f} us{note}{rest}"

@@ -1,0 +1,99 @@
+"""The links between the nodes of a run, measured for about a second before it starts."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentlam.cost.values import Link
+from decentlam.exchange.network import Network, communication_device
+from decentlam.exchange.process_group import explained
+
+_SMALL = 8  # bytes of a message that is all latency
+_REPEATS = 10
+_LARGEST = 32 * 2**20  # bytes
+_TAG = 1 << 13  # far from the script's own messages (0) and below the optimizers'
+_PLACE = "measuring the links"
+
+
+def measure_links(
+    network: Network,
+    seconds: float = 1.0,
+    timeout_seconds: float = 60.0,
+    device: torch.device | None = None,
+) -> Link:
+    """The slowest link of the network, the same answer on every node; all must call it together.
+
+    All nodes exchange in pairs at once, as one-peer topologies do, with partners that change. The
+    size doubles until the slowest pair has spent half of `seconds` on it, or 32 MiB: nobody goes on
+    before all have agreed to, so that a slow link ends the measurement instead of prolonging it.
+    Latency is half of what a tiny exchange takes. One node alone has a perfect link.
+    """
+    if network.num_nodes == 1:
+        return Link()
+    if device is None and network.batched:
+        device = torch.device("cuda", torch.cuda.current_device())
+    where = communication_device(network, device or torch.device("cpu"))
+    meter = _Meter(network, where, timedelta(seconds=timeout_seconds))
+    for turn in range(_REPEATS):  # connections are made at the first message
+        meter.exchange(turn, _SMALL)
+    tiny = meter.agree(sorted(meter.exchange(k, _SMALL) for k in range(_REPEATS))[_REPEATS // 2])
+    start, size, turn = time.perf_counter(), 1024, 0
+    while True:
+        took = meter.agree(min(meter.exchange(turn, size), meter.exchange(turn, size)))
+        spent = meter.agree(time.perf_counter() - start)
+        if 2 * size > _LARGEST or took > seconds / 8 or spent > seconds / 2:
+            break
+        size, turn = 2 * size, turn + 1
+    last = [took]
+    while spent + took < seconds and len(last) < 4:
+        last.append(meter.agree(meter.exchange(turn + len(last), size)))
+        spent = meter.agree(time.perf_counter() - start)
+    middle = sorted(last)[len(last) // 2]
+    carried = max(middle - tiny, middle / 2)  # a tiny message may have been unlucky
+    return Link(tiny / 2, size * network.processes_per_node / carried)
+
+
+class _Meter:
+    """Timed exchanges of this node with the partner of a turn."""
+
+    def __init__(self, network: Network, device: torch.device, timeout: timedelta) -> None:
+        self.network, self.device, self.timeout = network, device, timeout
+
+    def exchange(self, turn: int, size: int) -> float:
+        """Seconds until this node has sent and received `size` bytes; 0 if it rests."""
+        n = self.network.num_nodes
+        total = turn if n % 2 else 2 * turn + 1  # i + j = total, mod n; if both are even, some rest
+        partner = (total - self.network.node) % n
+        if partner == self.network.node:
+            return 0.0
+        message = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        buffer = torch.empty_like(message)
+        start = time.perf_counter()
+        with explained(_PLACE, f"node {partner}", self.timeout):
+            for work in self._post(message, buffer, self.network.peer(partner)):
+                work.wait(self.timeout)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
+    def agree(self, value: float) -> float:
+        """The largest value of all nodes."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        with explained(_PLACE, "everyone", self.timeout):
+            work = dist.all_reduce(shared, dist.ReduceOp.MAX, self.network.group, async_op=True)
+            assert work is not None
+            work.wait(self.timeout)
+        return float(shared.item())
+
+    def _post(self, message: Tensor, buffer: Tensor, peer: int) -> list[dist.Work]:
+        group = self.network.group
+        if self.network.batched:
+            receive = dist.P2POp(dist.irecv, buffer, peer, group)
+            return dist.batch_isend_irecv([receive, dist.P2POp(dist.isend, message, peer, group)])
+        works = [dist.irecv(buffer, peer, group, _TAG), dist.isend(message, peer, group, _TAG)]
+        return [work for work in works if work is not None]

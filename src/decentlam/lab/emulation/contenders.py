@@ -1,0 +1,114 @@
+"""The ways to train that are compared: how each is built, and what it sends and hides."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import decentlam
+from decentlam import algorithms
+from decentlam.algorithms import Reach
+from decentlam.cost import Delays, straggler_wait
+from decentlam.cost.model import busiest, overlap_of
+from decentlam.lab.emulation import training
+from decentlam.lab.emulation.training import Build
+from decentlam.topology import resolve
+
+LOCAL, BASE = "local only (limit)", "DDP"  # what the others are compared with
+WARM_UP = 3
+_TRIAL = 50  # overlap="auto" tries each mode for some of its first 48 steps
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train, and what the cost model must know of it."""
+
+    build: Build
+    reach: Reach
+    overlap: str = "none"  # as in `decentlam.cost`
+    topology: str = "ring"
+    warm_up: int = WARM_UP  # iterations that are not timed
+    when_named: bool = False  # takes too long to be in every table
+
+    def peers(self, nodes: int) -> int:
+        return busiest(resolve(self.topology, nodes), 0) if self.reach is Reach.NEIGHBORS else 0
+
+    def delay(self, nodes: int, late: float) -> float:
+        """The seconds that an iteration is longer if one random node per step is `late`."""
+        return straggler_wait(
+            resolve(self.topology, nodes),
+            Delays(late),
+            reach=lambda step: self.reach,
+            early=self.overlap == "iteration",
+        )
+
+
+_ONE_PEER, _EXP = "one-peer-symmetric-exponential", "symmetric-exponential"
+
+
+def _ddp(**options: Any) -> Contender:
+    return Contender(training.ddp(**options), Reach.EVERYONE, "backward")
+
+
+def _ours(cls: Any, topology: str, overlap: bool | str, **rest: Any) -> Contender:
+    algorithm = getattr(algorithms, cls.__name__)()
+    build = training.ours(cls, topology, overlap=overlap)
+    return Contender(build, algorithm.reach(0), overlap_of(algorithm, overlap), topology, **rest)
+
+
+def _lam(topology: str, overlap: bool | str, **rest: Any) -> Contender:
+    return _ours(decentlam.DecentLaM, topology, overlap, **rest)
+
+
+def _decent_dp(topology: str) -> Contender:
+    """One peer that changes, also on what it calls a ring; averages with the model of before."""
+    return Contender(training.decent_dp(topology), Reach.NEIGHBORS, "iteration", _ONE_PEER)
+
+
+CONTENDERS: dict[str, Contender] = {
+    LOCAL: Contender(training.local_only, Reach.NOBODY),
+    BASE: _ddp(),
+    "DDP, bucket views": _ddp(gradient_as_bucket_view=True),
+    "DDP, 1 MB buckets": _ddp(bucket_cap_mb=1),
+    "raw exchange, 1 peer": Contender(
+        training.raw_exchange(1), Reach.NEIGHBORS, topology=_ONE_PEER
+    ),
+    "raw exchange, 2 peers": Contender(training.raw_exchange(2), Reach.NEIGHBORS),
+    "PmSGD": _ours(decentlam.PmSGD, "ring", overlap=True),
+    "DmSGD ring": _ours(decentlam.DmSGD, "ring", overlap=True),
+    "DecentLaM ring, no overlap": _lam("ring", overlap=False),
+    "DecentLaM ring, overlap": _lam("ring", overlap=True),
+    "DecentLaM ring, into forward": _lam("ring", overlap="forward"),
+    "DecentLaM one-peer, no overlap": _lam(_ONE_PEER, overlap=False),
+    "DecentLaM one-peer, overlap": _lam(_ONE_PEER, overlap=True),
+    "DecentLaM one-peer, into forward": _lam(_ONE_PEER, overlap="forward"),
+    "DecentLaM one-peer, auto": _lam(_ONE_PEER, "auto", warm_up=_TRIAL, when_named=True),
+    "DecentLaM sym. exponential, no overlap": _lam(_EXP, overlap=False),
+    "DecentLaM sym. exponential, overlap": _lam(_EXP, overlap=True),
+    "AWC-DmSGD one-peer": _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True),
+}
+RIVALS: dict[str, Contender] = {
+    "decent-dp ring (1 peer)": _decent_dp("ring"),
+    "decent-dp one-peer-exp": _decent_dp("one-peer-exp"),
+}
+
+
+def have_rivals() -> bool:
+    return importlib.util.find_spec("decent_dp") is not None
+
+
+def contenders(with_decent_dp: bool) -> dict[str, Contender]:
+    return CONTENDERS | (RIVALS if with_decent_dp else {})
+
+
+def choose(only: tuple[str, ...]) -> dict[str, Contender]:
+    """The named ones and the two that all are compared with; without names, nearly all."""
+    known = contenders(have_rivals())
+    for name in only:
+        if name not in known:
+            missing = " (decent-dp is not installed)" if name in RIVALS else ""
+            raise ValueError(f"unknown contender {name!r}{missing}; choose from {'; '.join(known)}")
+    usual = [name for name, contender in known.items() if not contender.when_named]
+    wanted = {LOCAL, BASE, *(only or usual)}
+    return {name: contender for name, contender in known.items() if name in wanted}

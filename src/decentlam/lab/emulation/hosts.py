@@ -1,0 +1,201 @@
+"""Several hosts on one machine: network namespaces, each with its own address, on one bridge.
+
+    with hosts(2, bandwidth="100Mbit") as (first, second):
+        process = second.start(["torchrun", ...])
+
+Needs Linux, root and the `ip` and `tc` tools. Everything is called dlam-<pid>-...; the namespaces,
+their links and the processes inside are gone when the block is left, also by Ctrl-C and SIGTERM.
+Those of a process that was killed are cleared away by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+INTERFACE = "net0"  # what a host calls its link
+_FILES = Path("/etc/netns")  # `ip netns exec` puts what is in here over /etc
+_blocks = itertools.count()  # a process may have several groups of hosts
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+# A bucket that holds two packets of 64 KB, as TCP hands them to a virtual link: with less, tbf
+# cuts them up and the CPU binds. Beyond 1 Gbit/s, one millisecond's worth, or the timer binds.
+_LEAST_BURST_BYTES = 128 * 1024
+_BURST_SECONDS = 1e-3
+_QUEUE_SECONDS = 0.05  # so that two senders to one host wait instead of losing packets
+_LEAST_QUEUE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace that stands for a machine."""
+
+    namespace: str
+    address: str
+    name: str  # resolves to the address on the other hosts, and to 127.0.1.1 on this one
+
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
+        options = {"stdin": subprocess.DEVNULL, "text": True, **options}
+        return subprocess.Popen(["ip", "netns", "exec", self.namespace, *command], **options)
+
+
+def unavailable() -> str | None:
+    """Why there can be no namespaces here, or None."""
+    if not sys.platform.startswith("linux"):
+        return f"network namespaces need Linux, and this is {sys.platform}"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"the `{tool}` tool (iproute2) is not installed"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    name = f"dlam-{os.getpid()}-probe"
+    try:
+        _run("ip", "netns", "add", name)
+        _run("ip", "-n", name, "link", "add", "probe", "type", "bridge")
+        _run("tc", "-n", name, *_limit("probe", 1e9))
+    except subprocess.CalledProcessError as error:
+        return f"this machine allows no network namespaces: {error.stderr.strip()}"
+    finally:
+        _remove([name])
+    return None
+
+
+def bits_per_second(bandwidth: str | float) -> float:
+    """What a bandwidth means; `tc`'s spelling, in powers of ten.
+
+    >>> bits_per_second("100Mbit"), bits_per_second("2.5Gbit"), bits_per_second(1e6)
+    (100000000.0, 2500000000.0, 1000000.0)
+    """
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmg]?)(?:bit(?:/s)?)?", str(bandwidth).lower())
+    try:
+        rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    except ValueError:
+        rate = 0.0
+    if not 1e4 <= rate < 1e12:
+        raise ValueError(
+            f"cannot read the bandwidth {bandwidth!r}; write it as 100Mbit, 1Gbit or 2.5Gbit"
+        )
+    return rate
+
+
+@contextlib.contextmanager
+def hosts(count: int, bandwidth: str | float | None = None) -> Iterator[list[Host]]:
+    """Hosts 10.77.0.1, 10.77.0.2, ... whose own names stand for 127.0.1.1, as Debian does it.
+
+    `bandwidth` holds for each direction of each host's link by itself; None is no limit.
+    """
+    if not 1 <= count <= 250:
+        raise ValueError(f"there can be 1 to 250 hosts, got {count}")
+    rate = None if bandwidth is None else bits_per_second(bandwidth)
+    _remove_stale()
+    prefix = f"dlam-{os.getpid()}-{next(_blocks)}"
+    switch = f"{prefix}.switch"
+    made = [Host(f"{prefix}.{i}", f"10.77.0.{i + 1}", f"dlam-host{i}.test") for i in range(count)]
+    with _signals_as_exits():
+        try:
+            _run("ip", "netns", "add", switch)
+            _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+            _run("ip", "-n", switch, "link", "set", "bridge", "up")
+            for host in made:
+                _connect(host, switch, made, rate)
+            yield made
+        finally:
+            _remove([switch, *(host.namespace for host in made)])
+
+
+def _connect(host: Host, switch: str, everyone: list[Host], rate: float | None) -> None:
+    inside, port = host.namespace, f"port{everyone.index(host)}"
+    veth = ("type", "veth", "peer", port, "netns", switch)
+    _run("ip", "netns", "add", inside)
+    _run("ip", "link", "add", INTERFACE, "netns", inside, *veth)
+    if rate is not None:  # a queue limits what leaves: one at each end makes both directions
+        _run("tc", "-n", inside, *_limit(INTERFACE, rate))
+        _run("tc", "-n", switch, *_limit(port, rate))
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+    _run("ip", "-n", inside, "link", "set", "lo", "up")
+    _run("ip", "-n", inside, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+    _run("ip", "-n", inside, "link", "set", INTERFACE, "up")
+    _run("ip", "-n", inside, "route", "add", "default", "dev", INTERFACE)
+    lines = ["127.0.0.1 localhost", f"127.0.1.1 {host.name} {socket.gethostname()}"]
+    for other in everyone:
+        lines.append(f"{other.address} {other.name if other != host else 'self.test'}")
+    files = _FILES / inside
+    files.mkdir(parents=True, exist_ok=True)
+    (files / "hosts").write_text("\n".join(lines) + "\n")
+    # There is no name server: asking must fail at once and not after a timeout.
+    (files / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+
+
+def _limit(device: str, rate: float) -> tuple[str, ...]:
+    """Arguments of `tc` for a token bucket on what leaves through the device."""
+    burst = max(_LEAST_BURST_BYTES, int(rate / 8 * _BURST_SECONDS))
+    queue = max(_LEAST_QUEUE_BYTES, int(rate / 8 * _QUEUE_SECONDS))
+    size = ("rate", f"{rate:.0f}bit", "burst", f"{burst}b", "limit", f"{queue}b")
+    return ("qdisc", "add", "dev", device, "root", "tbf", *size)
+
+
+def _remove(namespaces: list[str]) -> None:
+    """Ends the processes of the namespaces and deletes them; fine if they do not exist."""
+    with _undisturbed():
+        for name in namespaces:
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+            shutil.rmtree(_FILES / name, ignore_errors=True)
+
+
+def _remove_stale() -> None:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    names = {line.split()[0] for line in listed.splitlines()}
+    for name in names | {path.name for path in _FILES.glob("dlam-*")}:
+        parts = name.split("-")
+        ours = len(parts) == 3 and parts[0] == "dlam" and parts[1].isdigit()
+        if ours and not Path(f"/proc/{parts[1]}").exists():
+            _remove([name])
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C waits until everything has been removed."""
+    impatient = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, impatient)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _signals_as_exits() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave through the `finally` blocks, as Ctrl-C does."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may ask
+        yield
+        return
+    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

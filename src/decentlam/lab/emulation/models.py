@@ -1,0 +1,152 @@
+"""What is trained while it is timed: real models, and one whose layers sleep instead of compute."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decentlam.lab import models as catalogue
+
+Loss = Callable[[nn.Module], Tensor]
+
+LAYERS = 16
+_ONE = torch.ones(1)
+
+
+class ConvNet(nn.Module):
+    """0.14M parameters and much arithmetic: bound by compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 16, 16, 32, 32, 64, 64, 96)
+        self.layers = nn.ModuleList(
+            nn.Conv2d(a, b, 3, stride=2 if b > a > 3 else 1, padding=1)
+            for a, b in itertools.pairwise(widths)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
+        self.head = nn.Linear(widths[-1], 10)
+        self.extra = nn.Linear(widths[-1], widths[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = F.relu(norm(layer(x)))
+        return self.head(F.relu(self.extra(x.mean(dim=(2, 3)))))
+
+
+def transformer(width: int, depth: int) -> nn.Module:
+    """12 width^2 depth parameters and short sequences: bound by communication."""
+    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+
+
+def resnet50() -> nn.Module:
+    """torchvision's, for ImageNet; small images keep the arithmetic bearable."""
+    return catalogue.make_model("resnet50", (3, 224, 224), 1000, seed=0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, how many parameters it has, and the shape of a node's batch."""
+
+    make: Callable[[], nn.Module]
+    parameters: int
+    batch: tuple[int, ...]
+
+
+MODELS: dict[str, Kind] = {
+    "convnet-0.2M": Kind(ConvNet, 138_394, (16, 3, 32, 32)),
+    "transformer-2M": Kind(lambda: transformer(256, 3), 2_369_280, (2, 16, 256)),
+    "transformer-9.5M": Kind(lambda: transformer(512, 3), 9_457_152, (2, 16, 512)),
+    "transformer-25M": Kind(lambda: transformer(512, 8), 25_219_072, (2, 16, 512)),
+    "resnet50": Kind(resnet50, 25_557_032, (2, 3, 64, 64)),
+}
+
+
+class _Sleep(torch.autograd.Function):
+    """The identity, and a nap each way: the CPU stays free, as if a GPU did the work."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: float, back: float) -> Tensor:
+        ctx.back = back
+        time.sleep(there)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        time.sleep(ctx.back)
+        return gradients[0], None, None
+
+
+class SleepingLayer(nn.Module):
+    """x + weight[0], and so long a nap in forward and in backward.
+
+    Its gradient is complete when its nap in backward is over, before the layer below starts.
+    """
+
+    def __init__(self, parameters: int, there: float, back: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(parameters))
+        self.there, self.back = there, back
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Sleep.apply(x + self.weight[0], self.there, self.back)
+
+
+def sleeping(
+    parameters: int, seconds: float, forward_share: float = 1 / 3, layers: int = LAYERS
+) -> nn.Module:
+    """Equal layers, so many parameters and so much time in all, a share of it in forward."""
+    if parameters < layers:
+        raise ValueError(f"a sleeping model has {layers} parameters or more, got {parameters}")
+    cuts = [parameters * k // layers for k in range(layers + 1)]
+    sizes = [b - a for a, b in itertools.pairwise(cuts)]
+    there = seconds * forward_share / layers
+    back = seconds / layers - there
+    return nn.Sequential(*(SleepingLayer(size, there, back) for size in sizes))
+
+
+def make_model(
+    name: str,
+    sleep_seconds: float | None = None,
+    parameters: int | None = None,
+    forward_share: float = 1 / 3,
+) -> tuple[nn.Module, Loss]:
+    """The model, alike in all processes, and its loss on this process's batch.
+
+    With `sleep_seconds` it is one of equal, sleeping layers, of the named model's size or of so
+    many parameters.
+    """
+    torch.manual_seed(0)
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)}")
+    kind = MODELS[name]
+    if sleep_seconds is not None:
+        size = parameters or kind.parameters
+        return sleeping(size, sleep_seconds, forward_share), lambda m: m(_ONE).sum()
+    if parameters is not None:
+        raise ValueError(f"{name} has {kind.parameters} parameters; others need sleeping compute")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    batch = torch.randn(kind.batch, generator=torch.Generator().manual_seed(rank))
+    return kind.make(), lambda m: m(batch).square().mean()
+
+
+def with_straggler(loss: Loss, seconds: float, seed: int = 0) -> Loss:
+    """At each step one node, drawn anew, is late by so much between forward and backward."""
+    draw, rank, nodes = random.Random(seed), dist.get_rank(), dist.get_world_size()
+
+    def late(model: nn.Module) -> Tensor:
+        value = loss(model)
+        if draw.randrange(nodes) == rank:
+            time.sleep(seconds)
+        return value
+
+    return late

@@ -1,0 +1,115 @@
+"""The links of a network measured, and the topology chosen for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+import decentlam
+from decentlam.cost import (
+    Compute,
+    Job,
+    Link,
+    automatic,
+    candidates,
+    choose_topology,
+    disagreement,
+    measure_links,
+)
+from decentlam.exchange.network import connect
+from decentlam.topology import (
+    complete,
+    one_peer_hypercube,
+    resolve,
+    ring,
+)
+
+GIGABIT = Link(bytes_per_second=1.25e8)
+STEP = Compute(0.1, 0.2)
+MODEL = Job(40_000_000)
+
+
+def peers_of(name: str, n: int) -> int:
+    return resolve(name, n).max_peers
+
+
+def test_a_slow_wire_and_many_nodes_choose_one_peer():
+    for method in ("decentlam", "dmsgd"):
+        name, reason = choose_topology(64, Link(1e-4, 1.25e8), Job(10**8), method, STEP)
+        assert peers_of(name, 64) == 1
+        assert reason.startswith(f"{name}: ") and "1 Gbit/s" in reason and "\n" not in reason
+
+
+def test_a_small_model_on_a_fast_wire_chooses_better_mixing():
+    name, _ = choose_topology(64, Link(1e-6, 1e10), Job(10**5), "decentlam", STEP)
+    assert peers_of(name, 64) > 1
+    assert disagreement(resolve(name, 64)) < disagreement(one_peer_hypercube(64)) / 2
+
+
+def test_two_nodes_one_node_and_methods_that_average_anyway():
+    name, _ = choose_topology(2, GIGABIT, MODEL, "decentlam", STEP)
+    assert resolve(name, 2).exact_after == 1
+    assert choose_topology(1, GIGABIT, MODEL, "decentlam")[0] == "complete"
+    assert "everyone" in choose_topology(8, GIGABIT, MODEL, "pmsgd")[1]
+
+
+def test_what_would_be_refused_or_does_not_fit_is_not_chosen():
+    slow = Link(1e-4, 1e6)
+    for n in (6, 8):
+        chosen = candidates(n, slow, MODEL, "decentlam", stable="refuse")[0]
+        network = resolve(chosen.name, n)
+        assert decentlam.growth("decentlam", network, momentum=0.9) < 1 + 1e-9
+    names = {c.name for c in candidates(9, slow, MODEL, "decentlam")}
+    assert "one-peer-hypercube" not in names and "one-peer-exponential" not in names
+
+
+def test_disagreement_has_the_closed_form_of_static_weights_also_when_sampled():
+    network = ring(8)
+    sampled = replace(network, period=2)  # the same weights, no longer known to be static
+    for heterogeneous in (False, True):
+        exact = disagreement(network, heterogeneous)
+        assert disagreement(sampled, heterogeneous, steps=2000) == pytest.approx(exact, rel=0.5)
+    # Two nodes that keep 3/4: the difference d has E d^2 = (l^2 / (1 - l^2)) E g^2, l = 1/2.
+    lazy = complete(2).lazy(0.5)
+    assert disagreement(lazy) == pytest.approx(0.5 * 0.25 / 0.75)
+
+
+def measure(processes_per_node: int = 1) -> tuple[Link, tuple[str, str], float]:
+    network = connect(processes_per_node=processes_per_node)
+    start = time.perf_counter()
+    link = measure_links(network, seconds=0.4)
+    took = time.perf_counter() - start
+    mine = 0.01 * (1 + dist.get_rank())  # compute times differ; process 0's decides
+    return link, automatic(network, "decentlam", 4_000_000, mine, seconds=0.2), took
+
+
+def test_links_are_measured_alike_on_every_node():
+    results = decentlam.launch(measure, nodes=4, timeout_seconds=60)
+    assert all(result[:2] == results[0][:2] for result in results)
+    link, (name, reason), took = results[0]
+    assert 1e-6 < link.latency_seconds < 1 and 1e6 < link.bytes_per_second < 1e12
+    assert name in decentlam.TOPOLOGIES and reason.startswith(name) and took < 30
+
+
+def measure_and_leave() -> tuple[Link, str]:
+    link = measure_links(connect(), seconds=0.2)
+    if dist.get_rank() == 1:
+        time.sleep(4)  # here, but not answering
+        return link, ""
+    with pytest.raises(decentlam.ExchangeError) as stopped:
+        measure_links(connect(), timeout_seconds=1.0)
+    return link, str(stopped.value)
+
+
+def test_a_node_that_does_not_answer_is_named_and_nobody_hangs():
+    (link, error), (same, _) = decentlam.launch(measure_and_leave, nodes=2, timeout_seconds=60)
+    assert link == same and 1e6 < link.bytes_per_second < 1e12
+    assert "measuring the links" in error and "node 1" in error
+
+
+def test_one_node_alone_has_nothing_to_measure():
+    assert measure_links(connect()) == Link()
+    assert automatic(connect(), "decentlam", 1000)[0] == "complete"

@@ -1,0 +1,207 @@
+"""Emulated networks: links as slow as asked for, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from emulated import left_of, start
+from torch import nn
+
+from decentlam.lab.emulation import bits_per_second, hosts, run_on, unavailable
+from decentlam.lab.emulation.models import with_straggler
+
+pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
+
+RATE = 100e6
+
+
+@pytest.fixture
+def network() -> None:
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(f"no emulated network: {reason}")
+
+
+# Hosts and links -----------------------------------------------------------------------------
+
+
+def observe(megabytes: int) -> dict[str, Any]:
+    """Bits per second of transfers in both directions at once, bytes counted, who was late."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    message, inbox = torch.zeros(megabytes * 250_000), torch.empty(megabytes * 250_000)
+    counter = Path("/sys/class/net/net0/statistics/tx_bytes")
+    rates, counted = [], []
+    for _ in range(3):
+        dist.barrier()
+        before, begun = int(counter.read_text()), time.perf_counter()
+        works = [dist.irecv(inbox, peer), dist.isend(message, peer)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        rates.append(megabytes * 8e6 / (time.perf_counter() - begun))
+        dist.barrier()  # a send is over when the kernel has the bytes, not when the wire has
+        counted.append(int(counter.read_text()) - before)
+    loss = with_straggler(lambda model: torch.zeros(()), seconds=0.02, seed=3)
+    late = []
+    for _ in range(12):
+        begun = time.perf_counter()
+        loss(nn.Identity())
+        late.append(time.perf_counter() - begun > 0.02)
+    return {"rank": rank, "rates": rates, "counted": counted, "late": late}
+
+
+@pytest.fixture(scope="module")
+def observed() -> list[dict[str, Any]]:
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(f"no emulated network: {reason}")
+    with hosts(2, bandwidth=RATE) as made:
+        return run_on(made, observe, (5,), timeout_seconds=120)
+
+
+@pytest.mark.netns
+def test_a_link_carries_its_bandwidth_in_both_directions_at_once(observed: Any) -> None:
+    for report in observed:
+        assert max(report["rates"]) > 0.7 * RATE and min(report["rates"]) < 1.05 * RATE
+
+
+@pytest.mark.netns
+def test_the_interface_counts_what_was_sent(observed: Any) -> None:
+    for report in observed:
+        assert all(5e6 <= count < 1.1 * 5e6 for count in report["counted"])
+
+
+@pytest.mark.netns
+def test_results_come_in_the_order_of_hosts_and_one_node_is_late_per_step(observed: Any) -> None:
+    assert [report["rank"] for report in observed] == [0, 1]
+    late = [report["late"] for report in observed]
+    assert sum(late[0]) and sum(late[1])
+    # A busy machine may make someone else late too, but nobody early.
+    assert all(a or b for a, b in zip(*late, strict=True))
+
+
+def test_bandwidths_are_read_as_tc_spells_them() -> None:
+    assert bits_per_second("100Mbit") == bits_per_second("0.1gbit/s") == bits_per_second(1e8) == 1e8
+    for wrong in ("fast", "10", "-1Gbit", "1..2Gbit", "100MB"):
+        with pytest.raises(ValueError, match="write it as 100Mbit"):
+            bits_per_second(wrong)
+
+
+# Ends, good and bad --------------------------------------------------------------------------
+
+
+@pytest.mark.netns
+def test_an_exception_leaves_nothing(network: None) -> None:
+    with pytest.raises(ValueError, match="of mine"), hosts(1), hosts(1, "1Gbit"):
+        assert len(left_of(os.getpid())) == 6  # twice a host, its files, a switch
+        raise ValueError("of mine")
+    assert left_of(os.getpid()) == []
+
+
+def fail(how: str) -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        if how == "raise":
+            raise ValueError("no luck on host one")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def stay(path: str) -> None:
+    dist.barrier()
+    Path(path, f"{dist.get_rank()}").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raise", r"(?s)host 1 failed:.*in fail.*ValueError: no luck on host one"),
+        ("kill", r"host 1 was killed by SIGKILL"),
+    ],
+)
+def test_the_host_that_failed_is_named_and_all_are_stopped(
+    network: None, how: str, message: str
+) -> None:
+    with hosts(2) as made, pytest.raises(RuntimeError, match=message):
+        run_on(made, fail, (how,), timeout_seconds=200)
+    assert left_of(os.getpid()) == []
+
+
+@pytest.mark.netns
+def test_nothing_lasts_longer_than_its_timeout(network: None, tmp_path: Path) -> None:
+    with hosts(2) as made, pytest.raises(RuntimeError, match=r"no result after 2 s from host 0, 1"):
+        run_on(made, stay, (str(tmp_path),), timeout_seconds=2)
+
+
+def test_what_others_cannot_import_is_refused() -> None:
+    with pytest.raises(ValueError, match="top level of a module"):
+        run_on([], lambda: None)
+
+
+SCRIPT = """
+import sys
+import test_emulation
+from decentlam.lab.emulation import hosts, run_on
+with hosts(2, "1Gbit") as made:
+    run_on(made, test_emulation.stay, (sys.argv[1],))
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_nothing_and_what_a_kill_leaves_the_next_one_clears(
+    network: None, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(SCRIPT, str(tmp_path))
+    try:
+        within(120, lambda: len(list(tmp_path.iterdir())) == 2 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        inside = [int(path.read_text()) for path in tmp_path.iterdir()]
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    within(30, lambda: not any(Path(f"/proc/{pid}").exists() for pid in inside))
+    if number == signal.SIGKILL:
+        with hosts(1):
+            pass
+    assert left_of(process.pid) == []
+
+
+def within(seconds: float, condition: Any) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+NOBODY = """
+import os, sys
+from decentlam.lab.emulation.setting import Setting
+from decentlam.lab.emulation.timing import measure
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    measure(Setting(), 2, "1Gbit")
+except ValueError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_without_root_the_reason_and_the_way_out_are_named() -> None:
+    _, err = start(NOBODY).communicate(timeout=120)
+    assert "no emulated network: " in err and "--loopback" in err
+    if sys.platform.startswith("linux") and shutil.which("ip") and shutil.which("tc"):
+        assert "network namespaces need root" in err

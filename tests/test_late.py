@@ -1,0 +1,149 @@
+"""overlap="forward" leaves parameters late; whoever looks sees the finished value. And "auto"."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import runs
+import runs_hard as hard
+import runs_late as late
+import torch
+from torch import nn
+
+import decentlam
+from decentlam import pace
+
+pytestmark = pytest.mark.timeout(300)
+
+N = 4
+SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "looks": (late.looks, {}),
+    "momentum": (late.state_of_momentum, {}),
+    "metadata": (late.metadata, {}),
+    "zeroed decentlam": (late.zeroed_in_place, {"method": "decentlam"}),
+    "zeroed steady": (late.zeroed_in_place, {"method": "decentlam-steady"}),
+    "zeroed pmsgd": (late.zeroed_in_place, {"method": "pmsgd"}),
+    "written": (late.written, {}),
+    "evaluated": (late.evaluated, {}),
+    "compiled": (late.compiled, {}),
+    "subclassed": (late.subclassed, {}),
+    "auto decentlam": (late.automatic, {"method": "decentlam"}),
+    "auto pmsgd": (late.automatic, {"method": "pmsgd"}),
+    "auto awc-dmsgd": (late.automatic, {"method": "awc-dmsgd"}),
+    "careful scripts": (late.careful_scripts, {}),
+    "topology decentlam": (late.automatic_topology, {"method": "decentlam"}),
+    "topology pmsgd": (late.automatic_topology, {"method": "pmsgd"}),
+    "scripted": (late.scripted, {}),
+}
+
+
+@cache
+def everyone() -> list[dict[str, Any]]:
+    listed = [(name, *what) for name, what in SCENARIOS.items()]
+    return runs.run_processes(runs.run_scenarios, N, (listed, True), seconds=250)
+
+
+def outcomes(name: str) -> list[Any]:
+    return runs.outcomes(everyone(), name)
+
+
+@pytest.mark.parametrize("look", late.LOOKS)
+def test_whoever_looks_sees_the_finished_value(look: str) -> None:
+    expected = hard.simulate("decentlam", N, late.STEPS)[-1]
+    for node, seen in enumerate(outcomes("looks")):
+        assert (seen[look] - expected[node]).abs().max() < 1e-12
+
+
+def test_the_saved_state_is_of_the_same_step() -> None:
+    for expected, found in outcomes("momentum"):
+        assert torch.equal(expected, found)
+
+
+def test_shapes_and_gradients_taken_away_wait_for_nothing() -> None:
+    assert outcomes("metadata") == [True] * N
+
+
+@pytest.mark.parametrize("method", ["decentlam", "steady", "pmsgd"])
+def test_gradients_zeroed_in_place_do_not_reach_a_late_update(method: str) -> None:
+    for expected, found in outcomes(f"zeroed {method}"):
+        assert torch.equal(expected[0], found[0])
+
+
+@pytest.mark.parametrize("how", ["written", "subclassed"])
+def test_late_or_not_the_steps_are_the_same_to_the_bit(how: str) -> None:
+    for expected, found in outcomes(how):
+        assert torch.equal(expected, found)
+
+
+def test_evaluation_and_merging_see_the_finished_value() -> None:
+    for found in outcomes("evaluated"):
+        for expected, real in zip(found["False"], found["forward"], strict=True):
+            assert torch.equal(torch.as_tensor(expected), torch.as_tensor(real))
+
+
+def test_a_compiled_model_takes_the_same_steps_and_is_compiled_once() -> None:
+    for expected, found, graphs in outcomes("compiled"):
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert graphs == 1
+
+
+def test_reading_behind_our_back_is_refused_and_never_silently_stale() -> None:
+    for error in outcomes("scripted"):
+        assert error.startswith("StaleMessageError") and "TorchScript" in error, error
+
+
+@pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])
+def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
+    for expected, found, mode in outcomes(f"auto {method}"):
+        assert mode in pace.MODES
+        for step, (a, b) in enumerate(zip(expected, found, strict=True)):
+            assert torch.equal(a, b), step
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("clip", "gradients change between"),
+        ("scale", "gradients change between"),
+        ("accumulate", "accumulated over several backwards"),
+        ("schedule", "learning rate changes between"),
+    ],
+)
+def test_auto_never_gets_in_the_way_of_a_script(script: str, reason: str) -> None:
+    for found in outcomes("careful scripts"):
+        expected, real, (mode, undecided, why) = found[script]
+        assert torch.equal(expected, real)
+        assert mode is False and not undecided and reason in why
+
+
+@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+def test_topology_auto_is_the_same_on_all_nodes(method: str) -> None:
+    found = outcomes(f"topology {method}")
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+def test_a_script_may_end_with_step(method: str) -> None:
+    assert decentlam.launch(late.leave_at_once, 3, (method, 0.05)) == [0, 1, 2]
+
+
+def test_pace_keeps_the_fastest_and_prefers_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {False: 1.0, True: 0.99, "forward": 0.5}
+    for best, changed in (("forward", {}), (False, {"forward": 0.98}), (True, {True: 0.4})):
+        clock = [0.0]
+        monkeypatch.setattr(pace.time, "perf_counter", lambda clock=clock: clock[0])
+        trial = pace.Pace("auto")
+        for _ in range(100):
+            clock[0] += {**seconds, **changed}[trial.mode]
+            if trial.step_ended():
+                break
+        assert trial.mode == best and not trial.undecided
+        assert "ms with 'forward'" in trial.reason
+
+
+@pytest.mark.parametrize("overlap", ["backward", 1, None, 2.0])
+def test_unknown_overlap_is_refused_with_the_choices(overlap: Any) -> None:
+    with pytest.raises(ValueError, match="choose from False, True, 'forward', 'auto'"):
+        decentlam.DecentLaM(nn.Linear(2, 1).parameters(), lr=0.1, overlap=overlap)

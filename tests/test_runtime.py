@@ -1,0 +1,154 @@
+"""Iteration times on emulated networks: what is timed, how it is split, and the study."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated import left_of
+
+from decentlam.lab.emulation import unavailable
+from decentlam.lab.emulation.contenders import BASE, LOCAL, choose
+from decentlam.lab.emulation.models import make_model, sleeping
+from decentlam.lab.emulation.results import left_out, limits, split, summary
+from decentlam.lab.emulation.setting import Setting
+from decentlam.lab.emulation.timing import measure
+from decentlam.lab.studies import STUDIES, runtime
+from decentlam.lab.study import perform
+
+pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
+
+ONE_PEER = "DecentLaM one-peer, overlap"
+
+
+@pytest.fixture
+def network() -> None:
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(f"no emulated network: {reason}")
+
+
+def test_a_sleeping_model_finishes_its_gradients_layer_by_layer() -> None:
+    model = sleeping(parameters=101, seconds=0.3, layers=4)
+    arrived: list[tuple[int, float]] = []
+    for k, p in enumerate(model.parameters()):
+        p.register_post_accumulate_grad_hook(
+            lambda _, k=k: arrived.append((k, time.perf_counter()))
+        )
+    begun = time.perf_counter()
+    loss = model(torch.ones(1)).sum()
+    middle = time.perf_counter()
+    loss.backward()
+    assert middle - begun >= 0.1 and time.perf_counter() - middle >= 0.2
+    assert [k for k, _ in arrived] == [3, 2, 1, 0]
+    times = [middle, *(at for _, at in arrived)]
+    assert all(b - a >= 0.3 * 2 / 3 / 4 for a, b in itertools.pairwise(times))
+    # loss = 1 + sum over layers of weight[0]
+    for p in model.parameters():
+        expected = torch.zeros(p.shape)
+        expected[0] = 1.0
+        torch.testing.assert_close(p.grad, expected, rtol=0, atol=0)
+    assert sum(p.numel() for p in model.parameters()) == 101
+
+
+def test_models_have_the_size_they_are_said_to_have() -> None:
+    for name in ("convnet-0.2M", "transformer-2M", "resnet50"):
+        model, _ = make_model(name)
+        size = sum(p.numel() for p in model.parameters())
+        assert size == Setting(model=name).size
+        asleep, _ = make_model(name, sleep_seconds=0.0)
+        assert sum(p.numel() for p in asleep.parameters()) == size
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": "alexnet"}, "unknown model 'alexnet'; choose from convnet"),
+        ({"compute": "sleep"}, "real or sleep:MILLISECONDS"),
+        ({"parameters": 10**6}, "needs sleeping compute"),
+        ({"only": ("SGP",)}, "unknown contender 'SGP'; choose from local only"),
+        ({"rounds": 0}, "1 or more"),
+        ({"straggler_ms": -1.0}, "0 ms or more"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Setting(**wrong)
+
+
+def record(contender: str, number: int, seconds: float, step: float, wait: float) -> dict[str, Any]:
+    spent = {"seconds": seconds, "step_seconds": step, "wait_seconds": wait, "bytes_sent": 4e6}
+    return {"round": number, "contender": contender, **spent}
+
+
+def test_times_are_split_and_compared_round_by_round() -> None:
+    local = [record(LOCAL, k, 0.10, 0.02, 0.0) for k in range(3)]
+    ddp = [record(BASE, k, s, 0.02, 0.0) for k, s in enumerate((0.20, 0.30, 0.40))]
+    mine = [record(ONE_PEER, k, s, 0.07, 0.04) for k, s in enumerate((0.20, 0.15, 0.16))]
+    # Compute 0.10 - 0.02, update 0.07 - 0.04, the rest is exposed.
+    found = split(mine[0], local[0])
+    assert found == pytest.approx({"compute": 0.08, "update": 0.03, "exposed": 0.09})
+    gone = {"round": 0, "contender": "x", "left_out": "no such overlap"}
+    rows = {row["contender"]: row for row in summary([*local, *ddp, *mine, gone])}
+    assert list(rows) == [LOCAL, BASE, ONE_PEER]
+    ours = rows[ONE_PEER]  # 1, 0.5 and 0.4 of DDP
+    assert (ours["of_DDP"], ours["lowest"], ours["highest"]) == pytest.approx((0.5, 0.4, 1.0))
+    assert ours["speed_up"] == pytest.approx(2) and ours["MB_sent"] == 4
+    assert left_out([*local, gone]) == ["Left out: x: no such overlap"]
+    assert "1.75 models of 40 MB" in limits(8, 10**7)
+
+
+def test_the_two_that_all_are_compared_with_are_always_there() -> None:
+    assert list(choose((ONE_PEER,))) == [LOCAL, BASE, ONE_PEER]
+
+
+TINY = runtime.Runtime(
+    cases=(runtime.Case(2, "200Mbit", "sleep:16", parameters=50_000),),
+    only=(ONE_PEER,),
+    rounds=2,
+    iterations=3,
+)
+
+
+@pytest.mark.netns
+def test_the_study_runs_on_emulated_links(network: None, tmp_path: Path) -> None:
+    ticks: list[str] = []
+    result = perform(STUDIES["runtime"], TINY, tmp_path, lambda *tick: ticks.append(tick[2]))
+    assert ticks[0].startswith("2 nodes, 200Mbit, 0.05M parameters, sleep:16")
+    assert {"runtime.png", "runtime.svg", "table.md"} <= {path.name for path in result.files}
+    rows = {row["contender"]: row for row in result.table}
+    assert rows[BASE]["of_DDP"] == "1.00 (1.00-1.00)"
+    assert rows[LOCAL]["ms"] >= 16 and float(rows[LOCAL]["MB_sent"]) < 0.01
+    for name in (BASE, ONE_PEER):  # with two nodes, an all-reduce moves one model as well
+        assert 0.2 <= float(rows[name]["MB_sent"]) < 0.25
+        parts = [rows[name][f"{part}_ms"] for part in ("compute", "update", "exposed")]
+        assert sum(parts) == pytest.approx(rows[name]["ms"], rel=0.2)
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert len(lines) == 6 and json.loads(lines[0])["network"] == "200Mbit"
+    assert left_of(os.getpid()) == []
+
+
+def test_the_study_runs_on_loopback_without_root() -> None:
+    setting = replace(TINY, loopback=True, rounds=1, iterations=2)
+    records = runtime.run(setting)
+    assert {r["contender"] for r in records} == {LOCAL, BASE, ONE_PEER}
+    assert {row["network"] for row in runtime.table(records)} == {"loopback"}
+    assert any("loopback" in note for note in runtime.notes(setting, records))
+
+
+def test_recipes_of_the_study() -> None:
+    assert {case.nodes for case in runtime.recipe().cases} == {4, 8}
+    assert {case.nodes for case in runtime.recipe(nodes=6).cases} == {6}
+    (case,) = runtime.recipe(quick=True, loopback=True).cases
+    assert case.bandwidth is None
+    with pytest.raises(ValueError, match="2 nodes or more"):
+        runtime.recipe(nodes=1)
+    with pytest.raises(ValueError, match="2 nodes or more"):
+        measure(Setting(), 1, None)
