@@ -2,6 +2,8 @@
 
     python benchmarks/bytes.py                      # 8 nodes, 3 seeds, about half an hour
     python benchmarks/bytes.py --seeds 1 --epochs 10
+    python benchmarks/bytes.py --methods decentlam qg-dmsgd --networks bipartite-random-match \\
+        --mu 0 0.3 0.5 0.7 0.9                  # QG with several mu
 
 Simulated nodes train the two-layer MLP on label-sorted shards, 8,000 samples per step in all. After
 every epoch the mean accuracy of the nodes' own models is measured; printed is what a node has sent
@@ -25,7 +27,7 @@ from decentlam.lab.data import Batches, Data, load, split
 from decentlam.lab.models import make_model
 from decentlam.topology import resolve
 
-METHODS = {
+METHODS: dict[str, dict[str, object]] = {
     "pmsgd": {},
     "dmsgd": {},
     "qg-dmsgd": {"mu": 0.5},
@@ -50,19 +52,28 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.75)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--mu", nargs="+", type=float, default=[0.5], help="of QG-DmSGD")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # the cures are in the table
     data = load("fashion-mnist")
     rows = []
-    for method in METHODS:
-        for network in NETWORKS if method != "pmsgd" else ["complete"]:
-            runs = [
-                train(data, method, network, arguments, seed) for seed in range(arguments.seeds)
-            ]
-            rows.append(summary(method, network, runs))
-            show(rows[-1])
+    for method in arguments.methods:
+        variants = (
+            [{"mu": mu} for mu in arguments.mu] if method == "qg-dmsgd" else [METHODS[method]]
+        )
+        for network in arguments.networks if method != "pmsgd" else ["complete"]:
+            for hyper in variants:
+                runs = [
+                    train(data, method, hyper, network, arguments, seed)
+                    for seed in range(arguments.seeds)
+                ]
+                name = f"{method} {hyper['mu']:g}" if "mu" in hyper else method
+                rows.append(summary(name, network, runs))
+                show(rows[-1])
     print("\nfewest bytes first:")
     for row in sorted(rows, key=lambda r: (r["megabytes"] is None, r["megabytes"] or 0.0)):
         show(row)
@@ -71,14 +82,19 @@ def main() -> None:
 
 
 def train(
-    data: Data, method: str, network: str, arguments: argparse.Namespace, seed: int
+    data: Data,
+    method: str,
+    hyper: dict[str, object],
+    network: str,
+    arguments: argparse.Namespace,
+    seed: int,
 ) -> dict[str, float | str | None]:
     n = arguments.nodes
     batches = Batches(split(data.labels, n, "label-sorted", seed), arguments.batch // n, seed)
     model = make_model("mlp", data.shape, data.classes, seed)
     topology = resolve(network, n)
     nodes = decentlam.SimulatedModule(
-        model, method, topology, lr=arguments.lr, momentum=0.9, **METHODS[method]
+        model, method, topology, lr=arguments.lr, momentum=0.9, **hyper
     )
     algorithm, size = nodes._nodes.algorithm, sum(p.nbytes for p in model.parameters())
     tests = list(data.test_batches(2000))
@@ -137,7 +153,7 @@ def show(row: dict) -> None:
     needed = "-" if row["megabytes"] is None else f"{row['megabytes']:.1f} MB"
     averaged, nodes = (f"{mean:.1f} ± {sd:.1f}" for mean, sd in (row["averaged"], row["nodes"]))
     print(
-        f"{row['method']:10s} {row['network']:32s} {row['ran']:16s} {needed:>9s} "
+        f"{row['method']:12s} {row['network']:32s} {row['ran']:16s} {needed:>9s} "
         f"({row['reached']})  averaged {averaged}  nodes {nodes}",
         flush=True,
     )

@@ -26,6 +26,7 @@ from torch import nn
 
 import decentlam
 
+LIMIT = "raw exchange, 1 peer"
 MODELS = ["convnet-0.2M", "transformer-9.5M", "transformer-25M"]
 
 
@@ -65,7 +66,11 @@ def report(seconds: dict[str, dict[str, list[float]]], nodes: int) -> None:
         for name, values in times.items():
             ratio = [a / b for a, b in zip(values, base, strict=True)]
             spread = f"({min(ratio):.2f}-{max(ratio):.2f})"
-            print(f"  {name:42s} {statistics.median(ratio):5.2f} {spread}")
+            line = f"  {name:42s} {statistics.median(ratio):5.2f} {spread}"
+            if LIMIT in times:
+                beside = [a / b for a, b in zip(values, times[LIMIT], strict=True)]
+                line += f"   {statistics.median(beside):5.2f} of the {LIMIT}"
+            print(line)
 
 
 def single_node(rounds: int = 9) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from measured import TRUTH, benchmark
 import decentlam
 from decentlam.cost import (
     Calibration,
+    Job,
     Measurement,
     check,
     fit,
@@ -82,6 +86,48 @@ def test_measured_networks_are_explained_and_eight_nodes_foreseen_from_four():
     known, foreseen = check(fit(four), four), check(fit(four), eight)
     assert max(abs(e.relative) for e in known) < 0.03
     assert max(abs(e.relative) for e in foreseen) < 0.15
+
+
+def test_rounds_of_a_contender_are_joined_and_files_read_together(tmp_path: Path):
+    record = {
+        "contender": "a", "nodes": 4, "bandwidth": 1e9, "model_bytes": 4000, "kind": "neighbors",
+        "compute": "sleep:300", "compute_seconds": 0.1, "seconds": 0.3, "buckets": [3000, 1000],
+    }  # fmt: skip
+    lines = [record, record | {"seconds": 0.5, "compute_seconds": 0.2}, {"left_out": "no such"}]
+    one, other = tmp_path / "records.jsonl", tmp_path / "other.json"
+    one.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    other.write_text(json.dumps({"records": [record | {"nodes": 8}]}))
+    joined, alone = load_measurements(one, other)
+    assert list(joined.seconds) == [0.3, 0.5] and joined.compute == "sleep"
+    assert joined.compute_seconds == pytest.approx(0.15)
+    assert (joined.nodes, alone.nodes) == (4, 8)
+    assert Job(4000, bucket_sizes=(3000, 1000)).bucket_shares == [0.75, 0.25]
+    assert joined.about == "n = 4, 1 Gbit/s, 0.004 MB, sleep"
+
+
+def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parents[1] / "benchmarks" / "calibrate.py"
+    source = str(Path(decentlam.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_fits_some_runs_and_checks_others(tmp_path: Path):
+    files = [str(tmp_path / f"{n}.json") for n in (4, 8)]
+    for n, file in zip((4, 8), files, strict=True):
+        Path(file).write_text(json.dumps([m.__dict__ for m in benchmark(TRUTH, nodes=(n,))]))
+    out = tmp_path / "constants.json"
+    done = calibrate(files[0], "--held-out", files[1], "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "not seen by the fit, 42 measurements" in done.stdout
+    assert done.stdout.count("off by 0.0% (median), 0.0% at most") == 2
+    assert vars(load_calibration(out)) == pytest.approx(vars(TRUTH), rel=1e-6)
+    wrong = calibrate(str(out))
+    assert wrong.returncode == 1 and "holds no list of records" in wrong.stderr
 
 
 def test_records_and_constants_travel_as_json(tmp_path: Path):

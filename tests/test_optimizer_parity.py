@@ -45,6 +45,7 @@ class Case:
             "bucket_bytes": self.bucket_bytes,
             "weight_decay": self.weight_decay,
             "timeout_seconds": 60.0,
+            "stable": "ignore",  # as in the simulator
             **({"lars": True} if self.method == "pmsgd-lars" else {}),
         }
         return runs.train_quadratic(self.method, STEPS, {**options, **self.hyper})

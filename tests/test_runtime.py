@@ -13,15 +13,20 @@ from typing import Any
 import pytest
 import torch
 from emulated import left_of
+from typer.testing import CliRunner
 
+from decentlam.cost import fit, load_measurements
+from decentlam.lab.cli import app
 from decentlam.lab.emulation import unavailable
-from decentlam.lab.emulation.contenders import BASE, LOCAL, choose
+from decentlam.lab.emulation.contenders import BASE, LOCAL, choose, contenders
+from decentlam.lab.emulation.facts import explained
 from decentlam.lab.emulation.models import make_model, sleeping
 from decentlam.lab.emulation.results import left_out, limits, split, summary
 from decentlam.lab.emulation.setting import Setting
 from decentlam.lab.emulation.timing import measure
 from decentlam.lab.studies import STUDIES, runtime
 from decentlam.lab.study import perform
+from decentlam.pace import Pace
 
 pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
 
@@ -36,7 +41,7 @@ def network() -> None:
 
 
 def test_a_sleeping_model_finishes_its_gradients_layer_by_layer() -> None:
-    model = sleeping(parameters=101, seconds=0.3, layers=4)
+    model = sleeping(parameters=101, seconds=0.3, forward_share=0.2, layers=4)
     arrived: list[tuple[int, float]] = []
     for k, p in enumerate(model.parameters()):
         p.register_post_accumulate_grad_hook(
@@ -46,10 +51,10 @@ def test_a_sleeping_model_finishes_its_gradients_layer_by_layer() -> None:
     loss = model(torch.ones(1)).sum()
     middle = time.perf_counter()
     loss.backward()
-    assert middle - begun >= 0.1 and time.perf_counter() - middle >= 0.2
+    assert middle - begun >= 0.06 and time.perf_counter() - middle >= 0.24
     assert [k for k, _ in arrived] == [3, 2, 1, 0]
     times = [middle, *(at for _, at in arrived)]
-    assert all(b - a >= 0.3 * 2 / 3 / 4 for a, b in itertools.pairwise(times))
+    assert all(b - a >= 0.3 * 0.8 / 4 for a, b in itertools.pairwise(times))
     # loss = 1 + sum over layers of weight[0]
     for p in model.parameters():
         expected = torch.zeros(p.shape)
@@ -76,6 +81,8 @@ def test_models_have_the_size_they_are_said_to_have() -> None:
         ({"only": ("SGP",)}, "unknown contender 'SGP'; choose from local only"),
         ({"rounds": 0}, "1 or more"),
         ({"straggler_ms": -1.0}, "0 ms or more"),
+        ({"compute": "sleep:1", "forward_share": 1.5}, "between 0 and 1, got 1.5"),
+        ({"forward_share": 0.1}, "only sleeping compute"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str) -> None:
@@ -85,6 +92,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], message:
 
 def record(contender: str, number: int, seconds: float, step: float, wait: float) -> dict[str, Any]:
     spent = {"seconds": seconds, "step_seconds": step, "wait_seconds": wait, "bytes_sent": 4e6}
+    spent["forward_seconds"] = 0.1
     return {"round": number, "contender": contender, **spent}
 
 
@@ -109,6 +117,45 @@ def test_the_two_that_all_are_compared_with_are_always_there() -> None:
     assert list(choose((ONE_PEER,))) == [LOCAL, BASE, ONE_PEER]
 
 
+def test_a_mode_that_is_found_by_trying_is_timed_after_the_trial_and_only_when_named() -> None:
+    auto = "DecentLaM one-peer, auto"
+    assert auto not in choose(()) and auto not in runtime.USUAL
+    pace = Pace("auto")
+    for _ in range(choose((auto,))[auto].warm_up):
+        pace.step_ended()
+    assert not pace.undecided
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "peers", "overlap"),
+    [
+        (LOCAL, "none", 0, "none"),
+        (BASE, "all-reduce", 0, "backward"),
+        ("PmSGD", "all-reduce", 0, "backward"),
+        ("raw exchange, 2 peers", "neighbors", 2, "none"),
+        ("DecentLaM ring, into forward", "neighbors", 2, "forward"),
+        ("DecentLaM one-peer, no overlap", "neighbors", 1, "none"),
+        ("DecentLaM sym. exponential, overlap", "neighbors", 2, "backward"),
+        ("AWC-DmSGD one-peer", "neighbors", 1, "iteration"),
+    ],
+)
+def test_a_record_tells_what_was_sent_and_hidden(
+    name: str, kind: str, peers: int, overlap: str
+) -> None:
+    late = Setting(compute="sleep:100", straggler_ms=80.0, forward_share=0.2)
+    timed = [record(n, 0, 0.3, 0.02, 0.0) for n in dict.fromkeys((LOCAL, BASE, name))]
+    unfinished = record(name, 1, 0.3, 0.02, 0.0)  # of a round without DDP
+    found = {r["contender"]: r for r in explained([*timed, unfinished], late, 8, "1Gbit")}
+    assert len(found) == len(timed)
+    mine = found[name]
+    assert (mine["kind"], mine["peers"], mine["overlap"]) == (kind, peers, overlap)
+    assert mine["compute_seconds"] == pytest.approx(0.3 - 0.08 / 8)
+    assert mine["bandwidth"] == 1e9 and mine["forward_fraction"] == 0.2
+    longest = {"none": 0.08 / 8, "all-reduce": 0.08}.get(kind)
+    assert longest is None or mine["straggler_seconds"] == pytest.approx(longest, rel=1e-3)
+    assert 0.08 / 8 < mine["straggler_seconds"] + 1e-4 < 0.0802
+
+
 TINY = runtime.Runtime(
     cases=(runtime.Case(2, "200Mbit", "sleep:16", parameters=50_000),),
     only=(ONE_PEER,),
@@ -118,10 +165,15 @@ TINY = runtime.Runtime(
 
 
 @pytest.mark.netns
-def test_the_study_runs_on_emulated_links(network: None, tmp_path: Path) -> None:
+def test_the_study_runs_on_emulated_links(
+    network: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     ticks: list[str] = []
     result = perform(STUDIES["runtime"], TINY, tmp_path, lambda *tick: ticks.append(tick[2]))
-    assert ticks[0].startswith("2 nodes, 200Mbit, 0.05M parameters, sleep:16")
+    assert ticks[0].startswith("6 runs, about ")
+    title = "2 nodes, 200Mbit, 0.05M parameters, sleep:16"
+    told = [title, *(f"{title}, {name}" for name in (LOCAL, BASE, ONE_PEER) for _ in range(2))]
+    assert sorted(ticks[1:-1]) == sorted(told)
     assert {"runtime.png", "runtime.svg", "table.md"} <= {path.name for path in result.files}
     rows = {row["contender"]: row for row in result.table}
     assert rows[BASE]["of_DDP"] == "1.00 (1.00-1.00)"
@@ -132,15 +184,44 @@ def test_the_study_runs_on_emulated_links(network: None, tmp_path: Path) -> None
         assert sum(parts) == pytest.approx(rows[name]["ms"], rel=0.2)
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert len(lines) == 6 and json.loads(lines[0])["network"] == "200Mbit"
+    measured = {m.contender: m for m in load_measurements(tmp_path / "records.jsonl")}
+    ours, ddp = measured[ONE_PEER], measured[BASE]
+    assert (ours.kind, ours.peers, ours.overlap) == ("neighbors", 1, "backward")
+    assert (ddp.kind, ddp.overlap) == ("all-reduce", "backward")
+    assert (ours.nodes, ours.bandwidth, ours.compute) == (2, 200e6, "sleep")
+    assert len(ours.seconds) == 2 and ours.forward_fraction == pytest.approx(1 / 3)
+    assert sum(ours.buckets) == sum(ddp.buckets) == ours.model_bytes == 200_000
+    assert 0.016 <= ours.compute_seconds <= ours.median
+    assert fit(measured.values()).overhead_seconds < 1
     assert left_of(os.getpid()) == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_study_runs_on_loopback_without_root() -> None:
-    setting = replace(TINY, loopback=True, rounds=1, iterations=2)
+    setting = runtime.recipe(nodes=2, quick=True, loopback=True)
+    setting = replace(setting, only=(ONE_PEER,), rounds=1, iterations=2)
     records = runtime.run(setting)
     assert {r["contender"] for r in records} == {LOCAL, BASE, ONE_PEER}
     assert {row["network"] for row in runtime.table(records)} == {"loopback"}
     assert any("loopback" in note for note in runtime.notes(setting, records))
+
+
+@pytest.mark.netns
+def test_what_was_measured_is_kept_when_a_case_fails(network: None) -> None:
+    lost = replace(TINY.cases[0], parameters=10**13)  # for which there is no memory
+    setting = replace(TINY, cases=(TINY.cases[0], lost), rounds=1)
+    records = runtime.run(setting)
+    rows = runtime.table(records)
+    assert [row["contender"] for row in rows] == [LOCAL, BASE, ONE_PEER]
+    assert any("the rest of 2 nodes" in note for note in runtime.notes(setting, records))
+    assert list(runtime.figures(records)) == ["runtime"]
+    with pytest.raises(RuntimeError, match="memory"):
+        runtime.run(replace(setting, cases=(lost,)))
+
+
+def test_loopback_is_for_runtime_only(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "bias", "--loopback", "--out", str(tmp_path)])
+    assert result.exit_code == 2 and "--loopback is for runtime" in result.output
 
 
 def test_recipes_of_the_study() -> None:
@@ -148,6 +229,7 @@ def test_recipes_of_the_study() -> None:
     assert {case.nodes for case in runtime.recipe(nodes=6).cases} == {6}
     (case,) = runtime.recipe(quick=True, loopback=True).cases
     assert case.bandwidth is None
+    assert all(name in contenders(with_decent_dp=True) for name in runtime.USUAL)
     with pytest.raises(ValueError, match="2 nodes or more"):
         runtime.recipe(nodes=1)
     with pytest.raises(ValueError, match="2 nodes or more"):

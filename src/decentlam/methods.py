@@ -182,6 +182,8 @@ class SteadyDecentLaM(Method):
         momentum: float = 0.9,
         nesterov: bool = False,
         mu: float | None = None,
+        share: float | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(params, algorithms.SteadyDecentLaM(momentum, nesterov, mu), lr, **options)
+        algorithm = algorithms.SteadyDecentLaM(momentum, nesterov, mu, share)
+        super().__init__(params, algorithm, lr, **options)

@@ -8,13 +8,19 @@ from decentlam.pace import CHOICES, Mode
 from decentlam.topology import Topology
 
 
+def usual_bucket_bytes(model_bytes: int) -> int:
+    """A sixteenth of the model: the wire is busy early and late messages are short. From 256 KiB,
+    where calls begin to cost, to 4 MiB, which fills the wire for long enough."""
+    return min(max(model_bytes // 16, 1 << 18), 1 << 22)
+
+
 @dataclass(frozen=True)
 class Options:
     """The same on every process. See `DecentralizedOptimizer`."""
 
     topology: str | Topology = "symmetric-exponential"
     overlap: Mode = "auto"
-    bucket_bytes: int = 4 * 2**20
+    bucket_bytes: int | None = None
     max_grad_norm: float | None = None
     nonfinite: str = "raise"
     processes_per_node: int = 1
@@ -23,8 +29,8 @@ class Options:
 
     def __post_init__(self) -> None:
         size = self.bucket_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"bucket_bytes must be a whole number above 0, got {size!r}")
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"bucket_bytes must be a whole number above 0 or None, got {size!r}")
         if self.nonfinite not in ("raise", "skip", "ignore"):
             raise ValueError(
                 f"unknown nonfinite {self.nonfinite!r}; choose from raise, skip, ignore"
@@ -33,7 +39,7 @@ class Options:
             raise ValueError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm!r}")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds!r}")
-        if not any(self.overlap is choice or self.overlap == choice != 1 for choice in CHOICES):
+        if not isinstance(self.overlap, bool) and self.overlap not in CHOICES[2:]:
             raise ValueError(
                 f"unknown overlap {self.overlap!r}; choose from {', '.join(map(repr, CHOICES))}"
             )

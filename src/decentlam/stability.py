@@ -25,7 +25,6 @@ _LONGEST = 4000  # steps of a period, or of a run, that are followed
 _BATCHES = 20  # into which a random run is cut, for the confidence bound
 _BRIEF = 20  # steps of a batch that tell stable from unstable
 _STUDENT = 2.093  # the 97.5 % quantile of Student's t with 19 degrees of freedom
-_CALM = 0.98  # on changing weights, Algorithm 2 is kept if it shrinks the disagreement at least so
 _PACES = (0.75, 0.5, 0.3, 0.2, 0.1)  # of lazy weights, tried in this order
 
 
@@ -139,15 +138,13 @@ def choose(
     if stable == "ignore" or topology.num_nodes == 1 or not _feeds_back(algorithm, topology):
         return algorithm, topology, None
     rate = growth_rate(algorithm, topology, batch_steps=_BRIEF)
-    steady = algorithm.steady()
-    restless = steady is not None and not topology.static and rate.value >= _CALM
-    if not rate.unstable and not (stable == "auto" and restless):
+    cured = _cure(algorithm, topology, rate, stable)
+    if cured == (algorithm, topology):
         return algorithm, topology, None
     problem = (
         f"{algorithm!r} on {topology!r} multiplies the disagreement between nodes by "
         f"{rate.value:.3f} at every step"
     )
-    cured = _cure(steady or algorithm, topology)
     if cured is None or stable == "refuse":
         method, network = cured or (algorithm, topology)
         cures = [repr(method)] if method != algorithm else []
@@ -162,11 +159,21 @@ def choose(
     return method, network, f"{problem}; {method!r} on {network!r} runs instead ({calmer:.3f})"
 
 
-def _cure(algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, Topology] | None:
-    """The first of: these weights, or lazier and lazier ones, on which the method is stable."""
+def _cure(
+    algorithm: Algorithm, topology: Topology, rate: Rate, stable: str
+) -> tuple[Algorithm, Topology] | None:
+    """A stable pair: what was asked for, if it is; else the calmest form, on lazier weights if
+    need be. On weights that change "auto" prefers a calmer form to one that would do."""
+    if not rate.unstable and (stable == "refuse" or topology.static):
+        return algorithm, topology
+    forms = algorithm.steady()
+    rates = {form: growth_rate(form, topology, batch_steps=_BRIEF) for form in forms}
+    calmest = min(forms, key=lambda form: rates[form].value, default=algorithm)
+    if not rate.unstable and (not forms or rate.value <= rates[calmest].value):
+        return algorithm, topology
     for network in (topology, *(topology.lazy(pace) for pace in _PACES)):
-        if growth_rate(algorithm, network, batch_steps=_BRIEF).high < 1:
-            return algorithm, network
+        if growth_rate(calmest, network, batch_steps=_BRIEF).high < 1:
+            return calmest, network
     return None
 
 

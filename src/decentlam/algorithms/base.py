@@ -69,9 +69,9 @@ class Algorithm:
         """Whether the recursion is only sound with symmetric weights."""
         return False
 
-    def steady(self) -> Algorithm | None:
-        """The form of the method for weights on which it would be unstable, if there is one."""
-        return None
+    def steady(self) -> tuple[Algorithm, ...]:
+        """Forms of the method for weights on which it would be unstable."""
+        return ()
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         return {name: torch.zeros_like(x) for name in self.buffers}

@@ -30,7 +30,8 @@ class DecentLaM(Algorithm):
         return True
 
     def steady(self):
-        return SteadyDecentLaM(self.beta, self.nesterov)
+        form = SteadyDecentLaM(self.beta, self.nesterov)
+        return (form, *form.steady())
 
     def message(self, x, g, state, step):
         return torch.sub(x, g, alpha=step.lr, out=step.out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,31 +11,46 @@ from decentlam.algorithms.base import Algorithm, check_between, momentum
 
 @dataclass(frozen=True)
 class SteadyDecentLaM(Algorithm):
-    """z = x - lr g - beta v;  x+ = W z;  s+ = mu s + (1 - mu) (z - x+);  v+ = beta v + lr g + s+
+    """z = x - lr g - beta v;  x+ = W z;  s+ = mu s + (1 - mu) (z - x+)
+    v+ = beta v + lr g + c (z - x+) + (1 - c) s+
 
     v is the velocity of DmSGD, plus what mixing does to the model, as in DecentLaM: this removes
     the bias of momentum. Algorithm 2 feeds that back at once, and on changing weights its
-    fluctuations are amplified without end. Here the filter s passes on their mean only. Mixing
-    keeps the node average, so the average takes the very steps of momentum SGD. The fixed point on
-    static weights is DecentLaM's. docs/stability.md derives mu = 1 - (1 - beta)^2.
+    fluctuations are amplified without end. Here a share c passes at once and damps, the rest as
+    its running mean. Mixing keeps the node average, so the average takes the very steps of
+    momentum SGD. The fixed point on static weights is DecentLaM's. docs/stability.md derives
+    c = 2 (1 - beta) and mu = 4 b / (1 + b)^2 with b = beta (1 - c).
     """
 
     beta: float = 0.9
     nesterov: bool = False
     mu: float | None = None
+    share: float | None = None
     buffers = ("v", "s")
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
+        check_between(self, share=self.at_once)
         check_between(self, mu=self.filter)
 
     @property
+    def at_once(self) -> float:
+        """c, at most a half: for little momentum any share will do."""
+        return min(2 * (1 - self.beta), 0.5) if self.share is None else self.share
+
+    @property
     def filter(self) -> float:
-        return 1 - (1 - self.beta) ** 2 if self.mu is None else self.mu
+        """mu; with exact averaging, the least for which disagreement dies out without swinging."""
+        b = self.beta * (1 - self.at_once)
+        return 4 * b / (1 + b) ** 2 if self.mu is None else self.mu
 
     @property
     def needs_symmetric(self) -> bool:
         return True
+
+    def steady(self):
+        """With half the share: for networks so large that they mix slowly."""
+        return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
 
     def message(self, x, g, state, step):
         h = momentum(g * step.lr, state["v"], self.beta * step.lr_ratio, False)
@@ -47,7 +62,9 @@ class SteadyDecentLaM(Algorithm):
         v, s = state["v"], state["s"]
         v.mul_(self.beta * step.lr_ratio).add_(g, alpha=step.lr)  # from here on as in message
         sent = x - (v * self.beta).add_(g, alpha=step.lr) if self.nesterov else x - v
-        s.mul_(self.filter * step.lr_ratio).add_(sent.sub_(mixed), alpha=1 - self.filter)
-        # Nesterov sends beta v: only 1/beta of s then cancels the local gradient in the limit.
-        v.add_(s, alpha=1 / self.beta if self.nesterov and self.beta else 1.0)
+        taken = sent.sub_(mixed)
+        s.mul_(self.filter * step.lr_ratio).add_(taken, alpha=1 - self.filter)
+        # Nesterov sends beta v: only 1/beta of this then cancels the local gradient in the limit.
+        weight = 1 / self.beta if self.nesterov and self.beta else 1.0
+        v.add_(s, alpha=weight * (1 - self.at_once)).add_(taken, alpha=weight * self.at_once)
         x.copy_(mixed)

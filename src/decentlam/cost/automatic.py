@@ -14,7 +14,6 @@ from decentlam.cost.links import measure_links
 from decentlam.cost.model import NOMINAL, Calibration, predict
 from decentlam.cost.values import Compute, Job, Link
 from decentlam.exchange.network import Network
-from decentlam.options import Options
 from decentlam.stability import choose
 from decentlam.topology import TOPOLOGIES, Topology
 
@@ -161,7 +160,7 @@ def automatic(
     compute_seconds: float | None = None,
     *,
     overlap: str | bool = "backward",
-    bucket_bytes: int = Options.bucket_bytes,
+    bucket_bytes: int = 0,
     stable: str = "auto",
     seconds: float = 1.0,
     timeout_seconds: float = 60.0,

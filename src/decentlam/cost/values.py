@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from decentlam.options import Options
+from decentlam.options import usual_bucket_bytes
 
 OVERLAPS = ("none", "backward", "forward", "iteration")
 ALL_REDUCES = ("ring", "halving")
@@ -101,13 +101,15 @@ class Job:
     """
 
     model_bytes: int
-    bucket_bytes: int = Options.bucket_bytes
+    bucket_bytes: int = 0  # 0: as the optimizer chooses
     first_bucket_bytes: int | None = None
     bucket_sizes: tuple[int, ...] | None = None
     processes_per_node: int = 1  # they share the node's link; an all-reduce visits them all
     all_reduce: str = "ring"  # 2 (N - 1) rounds; "halving" (and doubling): 2 log2 N, as many bytes
 
     def __post_init__(self) -> None:
+        if self.bucket_bytes == 0:
+            object.__setattr__(self, "bucket_bytes", usual_bucket_bytes(self.model_bytes))
         for name in ("model_bytes", "bucket_bytes", "processes_per_node"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:

@@ -27,7 +27,6 @@ from decentlam.lab.models import MODELS
 from decentlam.lab.predictions import EVERYONE, HALVING, SIZES, Record
 from decentlam.lab.study import save
 from decentlam.lab.terminal import console, print_json, print_table
-from decentlam.options import Options
 
 _PAPER_COMPUTE_MS = (25.0, 50.0, 100.0, 200.0, 400.0, 800.0)
 _LOOKS = {
@@ -62,8 +61,8 @@ def predict(
     ] = "backward",
     forward_fraction: Annotated[float, typer.Option(help="Forward's share of compute.")] = 1 / 3,
     bucket_mb: Annotated[
-        float, typer.Option(help="Size of a bucket, MiB; of the all-reduce as in DDP.")
-    ] = Options.bucket_bytes / 2**20,
+        float, typer.Option(help="Size of a bucket, MiB; 0: as the optimizer's. All-reduce: DDP's.")
+    ] = 0.0,
     processes_per_node: Annotated[
         int, typer.Option(help="GPUs of a node, which share its link.")
     ] = 1,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import platform
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +13,9 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
-import decentlam
+from decentlam.lab.versions import versions
 
 Record = dict[str, Any]  # plain JSON values
 Tick = Callable[[int, int, str], None]  # (done, total, what), for progress bars
@@ -92,14 +89,7 @@ def describe(study: Study, recipe: Any) -> Record:
     return {
         "study": study.name,
         "recipe": plain(dataclasses.asdict(recipe)),
-        "versions": {
-            "decentlam": decentlam.__version__,
-            "commit": _commit(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "matplotlib": matplotlib.__version__,
-        },
+        "versions": versions(matplotlib=matplotlib.__version__),
     }
 
 
@@ -131,16 +121,3 @@ def show(value: Any) -> str:
 def fitted_slope(x: Sequence[float], y: Sequence[float]) -> float:
     """The power p of y ~ x^p, by least squares on the logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
-def _commit() -> str | None:
-    """The commit of this source tree, if it is a git checkout of decentlam."""
-    here = Path(__file__).parent
-    command = "git ls-files --error-unmatch study.py >&2 && git rev-parse HEAD"
-    try:
-        found = subprocess.run(
-            ["sh", "-c", command], cwd=here, capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() if found.returncode == 0 else None

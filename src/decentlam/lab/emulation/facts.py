@@ -26,8 +26,6 @@ def explained(
     timed = [r for r in records if "left_out" not in r]
     local = {r["round"]: r for r in timed if r["contender"] == LOCAL}
     whole = {r["round"] for r in timed if r["contender"] == BASE and r["round"] in local}
-    everyone = contenders(with_decent_dp=True)
-    late = setting.straggler_ms / 1e3
     cluster = {
         "nodes": nodes,
         "bandwidth": None if bandwidth is None else bits_per_second(bandwidth),
@@ -38,21 +36,26 @@ def explained(
     }
     found = []
     for record in records:
-        if "left_out" in record or record["round"] not in whole:
-            found += [{**record, **cluster}] if "left_out" in record else []
-            continue
-        alone, contender = local[record["round"]], everyone[record["contender"]]
-        compute_seconds = alone["seconds"] - late / nodes  # every node is late once in n steps
-        working = compute_seconds - alone["step_seconds"]
-        share = (alone["forward_seconds"] - late / nodes) / working
-        facts = {
-            "kind": _KIND_OF[contender.reach],
-            "peers": contender.peers(nodes),
-            "overlap": contender.overlap,
-            "straggler_seconds": contender.delay(nodes, late),
-            "compute_seconds": compute_seconds,
-            "update_seconds": alone["step_seconds"],
-            "forward_fraction": setting.forward_share if setting.asleep else min(1.0, share),
-        }
-        found.append({**record, **cluster, **facts})
+        if "left_out" in record:
+            found.append({**record, **cluster})
+        elif record["round"] in whole:
+            facts = _facts(record["contender"], local[record["round"]], setting, nodes)
+            found.append({**record, **cluster, **facts})
     return found
+
+
+def _facts(name: str, alone: Record, setting: Setting, nodes: int) -> Record:
+    """What a contender sends and hides, beside local training in the same round."""
+    contender = contenders(with_decent_dp=True)[name]
+    late = setting.straggler_ms / 1e3
+    seconds = alone["seconds"] - late / nodes  # a node is late once in n steps
+    share = (alone["forward_seconds"] - late / nodes) / (seconds - alone["step_seconds"])
+    return {
+        "kind": _KIND_OF[contender.reach],
+        "peers": contender.peers(nodes),
+        "overlap": contender.overlap,
+        "straggler_seconds": contender.delay(nodes, late),
+        "compute_seconds": seconds,
+        "update_seconds": alone["step_seconds"],
+        "forward_fraction": setting.forward_share if setting.asleep else min(1.0, share),
+    }

@@ -25,7 +25,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")
-        if self.parameters is not None and not self.asleep:
+        asleep = self.asleep  # or an error if compute cannot be read
+        if self.parameters is not None and not asleep:
             raise ValueError("a number of parameters needs sleeping compute, such as sleep:300")
         if min(self.rounds, self.iterations) < 1:
             raise ValueError("rounds and iterations must be 1 or more")
@@ -33,7 +34,7 @@ class Setting:
             raise ValueError(f"a straggler is late by 0 ms or more, got {self.straggler_ms:g}")
         if not 0 <= self.forward_share <= 1:
             raise ValueError(f"forward's share is between 0 and 1, got {self.forward_share:g}")
-        if self.forward_share != Setting.forward_share and not self.asleep:
+        if self.forward_share != Setting.forward_share and not asleep:
             raise ValueError("only sleeping compute, such as sleep:300, has a forward share to set")
         choose(self.only)
 

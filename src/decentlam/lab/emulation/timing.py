@@ -48,7 +48,7 @@ def measure(
 ) -> list[Record]:
     """A record per round and contender; on hosts with such links, or on this one's loopback.
 
-    `heard` is told of each as it is timed. If a process fails, `MeasurementError` has what there was.
+    `heard` is told of each as it is timed. If a process fails, the error has what there was.
     """
     if nodes < 2:
         raise ValueError(f"run time is compared on 2 nodes or more, got {nodes}")

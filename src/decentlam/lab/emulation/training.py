@@ -72,7 +72,7 @@ def local_only(model: nn.Module, loss: Loss) -> Training:
 def ddp(**options: Any) -> Build:
     def build(model: nn.Module, loss: Loss) -> Training:
         wrapped = DistributedDataParallel(model, **options)
-        parameters: list[Tensor] = list(model.parameters())[::-1]  # as backward completes them
+        parameters = list[Tensor](model.parameters())[::-1]  # as backward completes them
         limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, wrapped.bucket_bytes_cap]
 
         def buckets() -> list[int]:
@@ -85,8 +85,11 @@ def ddp(**options: Any) -> Build:
 
 
 def ours(cls: Any, topology: str, **options: Any) -> Build:
+    """An optimizer of this library, as it is named: another stable form is never chosen for it."""
+
     def build(model: nn.Module, loss: Loss) -> Training:
-        optimizer = cls(model.parameters(), lr=LR, momentum=MOMENTUM, topology=topology, **options)
+        given = {"lr": LR, "momentum": MOMENTUM, "stable": "refuse", **options}
+        optimizer = cls(model.parameters(), topology=topology, **given)
         return Training(model, loss, optimizer, buckets=lambda: sizes(optimizer._buckets))
 
     def sizes(buckets: list[Bucket]) -> list[int]:

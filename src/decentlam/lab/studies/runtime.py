@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-
 from decentlam.cost.model import Exchange
-from decentlam.lab import style
-from decentlam.lab.emulation.contenders import LOCAL, RIVALS, choose, have_rivals
+from decentlam.lab.emulation.contenders import RIVALS, choose, have_rivals
 from decentlam.lab.emulation.hosts import bits_per_second
 from decentlam.lab.emulation.results import left_out, limits, machine, summary
 from decentlam.lab.emulation.setting import Setting
 from decentlam.lab.emulation.timing import MeasurementError, measure
+from decentlam.lab.studies.runtime_plots import by_case, compute_of, figures, title_of
 from decentlam.lab.study import Record, Study, Tick, silent
 from decentlam.lab.sweep import words
 
@@ -44,11 +39,8 @@ FEW = (
     "DecentLaM one-peer, overlap",
     "DecentLaM one-peer, no overlap",
 )
-# How a contender is drawn: the first name it starts with.
-_LOOKS = {"PmSGD": "pmsgd", "DmSGD": "dmsgd", "DecentLaM": "decentlam", "AWC": "awc-dmsgd"}
 _START_SECONDS, _BUILD_SECONDS = 2.5, 0.4  # of a process, of a contender, with 2 cores
 _CPU_SECONDS_PER_BYTE = 1e-9  # of a core, to copy, update and compute; a guess
-_PARTS = {"compute": 0.3, "update": 0.55, "exposed": 1.0}  # the darkest is what the paper's is
 
 
 @dataclass(frozen=True)
@@ -119,9 +111,9 @@ def run(setting: Runtime, tick: Tick = silent) -> list[Record]:
         def heard(record: Record, about: Record = about) -> None:
             nonlocal done
             done += 1
-            tick(done, total, f"{_title(about)}, {record['contender']}")
+            tick(done, total, f"{title_of(about)}, {record['contender']}")
 
-        tick(done, total, _title(about))
+        tick(done, total, title_of(about))
         try:
             found = measure(
                 task,
@@ -135,7 +127,8 @@ def run(setting: Runtime, tick: Tick = silent) -> list[Record]:
             found = error.records
             if not any("seconds" in record for record in [*records, *found]):
                 raise
-            found.append({"contender": "the rest of its case", "left_out": str(error)})
+            reason = str(error).strip().splitlines()[-1]
+            found.append({"contender": f"the rest of {title_of(about)}", "left_out": reason})
         records += [{**about, **record} for record in found]
         done = sum(totals[: number + 1])
     tick(total, total, "done")
@@ -171,7 +164,7 @@ def _expected(case: Case, task: Setting) -> float:
 
 def table(records: Sequence[Record]) -> list[Record]:
     rows = []
-    for mine in _cases(records):
+    for mine in by_case(records):
         about = mine[0]
         for row in summary(mine):
             rows.append(
@@ -179,7 +172,7 @@ def table(records: Sequence[Record]) -> list[Record]:
                     "nodes": about["nodes"],
                     "network": about["network"],
                     "parameters": f"{about['parameters'] / 1e6:.3g}M",
-                    "compute": _compute(about),
+                    "compute": compute_of(about),
                     "contender": row["contender"],
                     "ms": round(row["ms"], 1),
                     "of_DDP": f"{row['of_DDP']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})",
@@ -219,71 +212,6 @@ def notes(setting: Runtime, records: Sequence[Record]) -> list[str]:
     if not have_rivals():
         found.append("decent-dp is not installed and left out.")
     return found
-
-
-def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """The paper's Figure 6: a panel per case, a bar per contender, darkest what is exposed."""
-    cases = _cases(records)
-    longest = max(len(summary(mine)) for mine in cases)
-    rows = -(-len(cases) // 2)
-    figure, axes = style.axes(len(cases), (11.6, 0.9 + rows * (1.2 + 0.23 * longest)))
-    for ax, mine in zip(axes, cases, strict=False):
-        _draw(ax, mine)
-    for ax in axes[len(cases) :]:
-        ax.remove()
-    names = {"compute": "compute", "update": "update", "exposed": "exposed communication"}
-    handles = [Patch(color=_tint(style.GREY, _PARTS[p]), label=names[p]) for p in names]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
-    return {"runtime": figure}
-
-
-def _draw(ax: Axes, records: Sequence[Record]) -> None:
-    rows = summary(records)
-    limit = 1.16 * max(row["ms"] for row in rows)
-    for place, row in enumerate(reversed(rows)):
-        shade = _color(row["contender"])
-        start = 0.0
-        for part, strength in _PARTS.items():
-            width = row[f"{part}_ms"]
-            ax.barh(place, width, left=start, color=_tint(shade, strength), height=0.75)
-            start += width
-        text = "" if row["contender"] == LOCAL else f" {row['speed_up']:.2f}×"
-        ax.text(start, place, text, va="center", fontsize=7)
-    ax.set_yticks(range(len(rows)), [row["contender"] for row in reversed(rows)], fontsize=7)
-    ax.grid(visible=False, axis="y")
-    ax.set(xlabel="ms per iteration; speed-up over DDP", xlim=(0, limit))
-    ax.set_title(_title(records[0]), fontsize=9)
-
-
-def _color(contender: str) -> str:
-    for start, method in _LOOKS.items():
-        if contender.startswith(start):
-            return style.color(method)
-    return style.GREY
-
-
-def _tint(color: str, strength: float) -> tuple[float, float, float]:
-    """Mixed with white, so that the grid does not shine through."""
-    red, green, blue = (1 - strength * (1 - value) for value in to_rgb(color))
-    return red, green, blue
-
-
-def _cases(records: Sequence[Record]) -> list[list[Record]]:
-    return [
-        [r for r in records if r["case"] == k] for k in dict.fromkeys(r["case"] for r in records)
-    ]
-
-
-def _compute(about: Record) -> str:
-    late = about["straggler_ms"]
-    return about["compute"] + (f", one {late:g} ms late" if late else "")
-
-
-def _title(about: Record) -> str:
-    return (
-        f"{about['nodes']} nodes, {about['network']}, {about['parameters'] / 1e6:.3g}M parameters, "
-        f"{_compute(about)}"
-    )
 
 
 STUDY = Study(

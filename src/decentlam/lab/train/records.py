@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import decentlam
 from decentlam.lab import recipes
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engine import Engine, traffic
+from decentlam.lab.versions import versions
 
 Record = dict[str, Any]
 
@@ -56,18 +55,10 @@ def describe(
     recipe: Recipe, engine: Engine, simulated: bool, steps_per_epoch: int, directory: Path
 ) -> Record:
     """What run.json says."""
-    from decentlam.lab.study import _commit  # with matplotlib: only whoever writes needs it
-
     double = recipe.precision == "float64"
     return {
         "recipe": recipe.as_json(),
-        "versions": {
-            "decentlam": decentlam.__version__,
-            "commit": _commit(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
         "command": recipes.command(
             recipe, *(["--simulate"] if simulated else []), "--out", str(directory)
         ),
