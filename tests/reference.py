@@ -112,24 +112,29 @@ def _momentum_along(run: Run, corrected: Callable[..., Array]) -> Iterator[Array
 
 
 def decentlam_steady(run: Run) -> Iterator[Array]:
-    """Momentum SGD on m = v / gamma, plus c = s / gamma, the mean of what mixing took away."""
-    x, m, c = run.x0, np.zeros_like(run.x0), np.zeros_like(run.x0)
-    mu = run.hyper.get("mu", 1 - (1 - run.beta) ** 2)
-    share = 1 / run.beta if run.nesterov and run.beta else 1.0
+    """Momentum SGD on m = v / gamma, plus what mixing took away: a share at once, and its mean."""
+    x, m, mean = run.x0, np.zeros_like(run.x0), np.zeros_like(run.x0)
+    share = run.hyper.get("share", min(0.5, 2 * (1 - run.beta)))
+    b = run.beta * (1 - share)
+    mu = run.hyper.get("mu", 4 * b / (1 + b) ** 2)
+    weight = 1 / run.beta if run.nesterov and run.beta else 1.0
     moved = None
     for k in run:
         gamma, g, W = run.gamma(k), run.g(x, k), run.W(k)
         if gamma == 0:
-            moved = (1 - mu) * (x - W @ x)
+            moved = x - W @ x
             x = W @ x
         else:
             if moved is not None:
-                m, c, moved = share * moved / gamma, moved / gamma, None
+                taken, moved = moved / gamma, None
+                mean = (1 - mu) * taken
+                m = weight * ((1 - share) * mean + share * taken)
             m = run.beta * m + g
             z = x - gamma * run.ahead(g, m)
             x = W @ z
-            c = mu * c + (1 - mu) * (z - x) / gamma
-            m = m + share * c
+            taken = (z - x) / gamma
+            mean = mu * mean + (1 - mu) * taken
+            m = m + weight * ((1 - share) * mean + share * taken)
         yield x
 
 

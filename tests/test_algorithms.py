@@ -38,7 +38,7 @@ METHODS: list[tuple[str, dict]] = [
     ("d2-dmsgd", {}),
     ("decentlam", {}),
     ("decentlam-steady", {}),
-    ("decentlam-steady", {"mu": 0.5}),
+    ("decentlam-steady", {"mu": 0.5, "share": 0.25}),
     ("gt-dmsgd", {}),
 ]
 # Momentum as large as it is stable on each network: over random pairs DecentLaM and the
@@ -294,15 +294,16 @@ def test_decentlam_around_lr_zero_by_hand() -> None:
 
 
 def test_steady_decentlam_by_hand() -> None:
-    # mu = 1 - (1 - 1/2)^2 = 3/4
-    # step 1: v = (2, 0), z = (-2, 8), x = W z = (0.5, 5.5) as DSGD
-    #         s = (z - x) / 4 = (-0.625, 0.625); v + s = (1.375, 0.625)
-    # step 2: v = (2.6875, 0.3125), z = (-2.1875, 5.1875); W: (-1.640625 + 1.296875, ...)
-    #         s = 3/4 s + (z - x) / 4 = (-0.9296875, 0.9296875); v + s = (1.7578125, 1.2421875)
-    # step 3: v = (2.87890625, 0.62109375), z = (-3.22265625, 2.72265625)
-    assert by_hand("decentlam-steady", 1) == [0.5, 5.5]
-    assert by_hand("decentlam-steady", 2) == [-0.34375, 3.34375]
-    assert by_hand("decentlam-steady", 3) == [-1.736328125, 1.236328125]
+    # step 1: v = (2, 0), z = (-2, 8), x = W z = (0.5, 5.5) as DSGD, d = z - x = (-2.5, 2.5)
+    #         s = d / 4 = (-0.625, 0.625); v + s / 2 + d / 2 = (0.4375, 1.5625)
+    # step 2: v = (2.21875, 0.78125), z = (-1.71875, 4.71875); W: (-1.2890625 + 1.1796875, ...)
+    #         d = (-1.609375, 1.609375), s = 3/4 s + d / 4 = (-0.87109375, 0.87109375)
+    #         v + s / 2 + d / 2 = (0.978515625, 2.021484375)
+    # step 3: v = (2.4892578125, 1.0107421875), z = (-2.5986328125, 2.0986328125)
+    hyper = {"mu": 0.75, "share": 0.5}
+    assert by_hand("decentlam-steady", 1, **hyper) == [0.5, 5.5]
+    assert by_hand("decentlam-steady", 2, **hyper) == [-0.109375, 3.109375]
+    assert by_hand("decentlam-steady", 3, **hyper) == [-1.42431640625, 0.92431640625]
 
 
 def test_gt_dmsgd_by_hand() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between, momentum
+from decentlam.algorithms.base import Algorithm, check_between
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,20 @@ class SteadyDecentLaM(Algorithm):
         return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
 
     def message(self, x, g, state, step):
-        h = momentum(g * step.lr, state["v"], self.beta * step.lr_ratio, False)
+        kept = self.beta * step.lr_ratio
         if self.nesterov:
-            h.mul_(self.beta).add_(g, alpha=step.lr)
-        return torch.sub(x, h, out=step.out)
+            ahead = torch.sub(x, g, alpha=(1 + self.beta) * step.lr, out=step.out)
+            return ahead.sub_(state["v"], alpha=self.beta * kept)
+        return torch.sub(x, g, alpha=step.lr, out=step.out).sub_(state["v"], alpha=kept)
 
     def update(self, x, g, mixed, state, step):
         v, s = state["v"], state["s"]
         v.mul_(self.beta * step.lr_ratio).add_(g, alpha=step.lr)  # from here on as in message
-        sent = x - (v * self.beta).add_(g, alpha=step.lr) if self.nesterov else x - v
+        sent = x.sub(g, alpha=step.lr).sub_(v, alpha=self.beta) if self.nesterov else x - v
         taken = sent.sub_(mixed)
-        s.mul_(self.filter * step.lr_ratio).add_(taken, alpha=1 - self.filter)
+        if step.lr_ratio != 1:
+            s.mul_(step.lr_ratio)
+        s.lerp_(taken, 1 - self.filter)
         # Nesterov sends beta v: only 1/beta of this then cancels the local gradient in the limit.
         weight = 1 / self.beta if self.nesterov and self.beta else 1.0
         v.add_(s, alpha=weight * (1 - self.at_once)).add_(taken, alpha=weight * self.at_once)
