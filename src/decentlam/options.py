@@ -9,9 +9,9 @@ from decentlam.topology import Topology
 
 
 def usual_bucket_bytes(model_bytes: int) -> int:
-    """A sixteenth of the model: the wire is busy early and late messages are short. From 256 KiB,
+    """A sixteenth of the model: the wire is busy early and late messages are short. From 512 KiB,
     where calls begin to cost, to 4 MiB, which fills the wire for long enough."""
-    return min(max(model_bytes // 16, 1 << 18), 1 << 22)
+    return min(max(model_bytes // 16, 1 << 19), 1 << 22)
 
 
 @dataclass(frozen=True)
