@@ -229,22 +229,52 @@ def compiled(process_group: Group) -> tuple[list[Tensor], list[Tensor], int]:
     return runs[0], runs[1], graphs
 
 
-def scripted(process_group: Group) -> str:
-    """TorchScript reads parameters behind our back; its gradient must not be used."""
-    torch.manual_seed(0)
-    model = torch.jit.script(nn.Linear(3, 2).double())
-    optimizer = build("decentlam", model, process_group, overlap="forward")
-    x = torch.ones(4, 3, dtype=torch.float64)
+def scripted(process_group: Group) -> tuple[Tensor, Tensor]:
+    """TorchScript reads parameters in C++; a module beside it shares their bucket."""
+    results = []
+    for overlap in (False, "forward"):
+        torch.manual_seed(0)
+        layers = [torch.jit.script(nn.Linear(3, 3).double()), nn.Linear(3, 2).double()]
+        model = nn.Sequential(*layers)
+        optimizer = build("decentlam", model, process_group, overlap=overlap, bucket_bytes=10_000)
+        x = torch.ones(4, 3, dtype=torch.float64) * (1 + dist.get_rank(process_group))
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        results.append(flat(model))
+    return results[0], results[1]
+
+
+def unseen(process_group: Group) -> str:
+    """A forward that does not pass through torch's Python functions computes with old values."""
+    node, model, optimizer = start(
+        process_group, "decentlam", overlap="forward", bucket_bytes=10_000
+    )
 
     def two_steps() -> None:
-        for _ in range(2):
+        for step in range(2):
             optimizer.zero_grad()
-            model(x).sum().backward()
+            with torch._C.DisableTorchFunctionSubclass():
+                loss = quadratic_loss(model, node, step)
+            model.weights[0].sum().item()  # settles the bucket, but only this one was asked for
+            loss.backward()
             optimizer.step()
 
     message = message_of(two_steps)
     optimizer.finish()
     return message
+
+
+def changed_gradient(process_group: Group) -> str:
+    """A gradient kept from before step() is zeroed while the update still needs it."""
+    node, model, optimizer = start(process_group, "decentlam", overlap="forward")
+    quadratic_loss(model, node, 0).backward()
+    kept = [p.grad for p in model.parameters()]
+    optimizer.step()
+    for grad in kept:
+        grad.zero_()
+    return message_of(lambda: flat(model))
 
 
 def subclassed(process_group: Group) -> tuple[Tensor, Tensor]:

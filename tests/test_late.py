@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +39,8 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "topology decentlam": (late.automatic_topology, {"method": "decentlam"}),
     "topology pmsgd": (late.automatic_topology, {"method": "pmsgd"}),
     "scripted": (late.scripted, {}),
+    "unseen": (late.unseen, {}),
+    "changed gradient": (late.changed_gradient, {}),
 }
 
 
@@ -71,7 +76,7 @@ def test_gradients_zeroed_in_place_do_not_reach_a_late_update(method: str) -> No
         assert torch.equal(expected[0], found[0])
 
 
-@pytest.mark.parametrize("how", ["written", "subclassed"])
+@pytest.mark.parametrize("how", ["written", "subclassed", "scripted"])
 def test_late_or_not_the_steps_are_the_same_to_the_bit(how: str) -> None:
     for expected, found in outcomes(how):
         assert torch.equal(expected, found)
@@ -90,8 +95,13 @@ def test_a_compiled_model_takes_the_same_steps_and_is_compiled_once() -> None:
 
 
 def test_reading_behind_our_back_is_refused_and_never_silently_stale() -> None:
-    for error in outcomes("scripted"):
-        assert error.startswith("StaleMessageError") and "TorchScript" in error, error
+    for error in outcomes("unseen"):
+        assert error.startswith("StaleMessageError") and "never asked for" in error, error
+
+
+def test_a_gradient_changed_under_a_late_update_is_refused() -> None:
+    for error in outcomes("changed gradient"):
+        assert error.startswith("StaleMessageError") and "after step()" in error, error
 
 
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])
@@ -118,6 +128,18 @@ def test_auto_never_gets_in_the_way_of_a_script(script: str, reason: str) -> Non
         assert mode is False and not undecided and reason in why
 
 
+def test_auto_chooses_only_where_processes_may_differ() -> None:
+    """Collectives inside a node, and messages that leave early, need one mode everywhere."""
+    one_per_node = decentlam.exchange.network.Network(None, 0, 4)
+    two_per_node = decentlam.exchange.network.Network(None, 0, 4, processes_per_node=2)
+    params = nn.Linear(2, 1).parameters
+    assert decentlam.DecentLaM(params(), lr=0.1)._first_mode(one_per_node) == "auto"
+    assert decentlam.DecentLaM(params(), lr=0.1)._first_mode(two_per_node) is False
+    assert decentlam.AWCDmSGD(params(), lr=0.1)._first_mode(one_per_node) is True
+    clipping = decentlam.DecentLaM(params(), lr=0.1, max_grad_norm=1.0)
+    assert clipping._first_mode(one_per_node) is False
+
+
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
 def test_topology_auto_is_the_same_on_all_nodes(method: str) -> None:
     found = outcomes(f"topology {method}")
@@ -127,6 +149,29 @@ def test_topology_auto_is_the_same_on_all_nodes(method: str) -> None:
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
 def test_a_script_may_end_with_step(method: str) -> None:
     assert decentlam.launch(late.leave_at_once, 3, (method, 0.05)) == [0, 1, 2]
+
+
+SCRIPT = """
+import time, torch, decentlam
+
+decentlam.init()
+rank = torch.distributed.get_rank()
+model = torch.nn.Linear(400, 400)
+optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring", overlap="forward")
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(1, 400)).sum().backward()
+    time.sleep(0.3 * rank)
+    optimizer.step()
+"""
+
+
+def test_a_script_that_init_joined_may_end_with_step(tmp_path: Path) -> None:
+    """The group is left at exit; the last messages must be out before."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "decentlam.launch", "-n", "3", str(tmp_path / "script.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_pace_keeps_the_fastest_and_prefers_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,8 +256,14 @@ class Flight:
         terms = self.round.wait()
         waited = time.perf_counter() - begun
         (algorithm, step), self.plan = self.plan, None
+        grads, version = self._seen
+        if version != sum(g._version for g in grads if g is not None):
+            raise StaleMessageError(
+                "a gradient was changed after step(), while its update waited for messages "
+                "(overlap='forward'). Use zero_grad() of the optimizer, or overlap=True."
+            )
         self.update(algorithm, terms, step)
-        self._gradients = []  # the next forward may need the memory
+        self._gradients, self._seen = [], ([], 0)  # the next forward may need the memory
         return waited
 
     def land(self) -> None:

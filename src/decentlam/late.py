@@ -6,7 +6,8 @@ bucket's update first. So the next forward waits layer by layer, and everybody e
 state_dict, an evaluation or another optimizer, sees the finished value too.
 
 What passes unseen is a read outside of torch's Python functions: through a tensor made before
-(p.data, p.detach()), in TorchScript, in a CUDA graph.
+(p.data, p.detach()), in a scripted function, an extension or a CUDA graph. The gradient of a
+parameter that nobody asked for is refused.
 """
 
 from __future__ import annotations
@@ -112,15 +113,22 @@ def forget(optimizer: Unfinished) -> None:
 
 
 def _before_forward(module: nn.Module, args: Any) -> None:
-    """A compiled model guards on the type of its parameters, and would be compiled anew."""
-    if type(module).__name__ == "OptimizedModule":
+    """A compiled model guards on the type of its parameters, and would be compiled anew; a
+    scripted one reads them unseen."""
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
         finish_all()
 
 
 def finish_all() -> None:
-    """Finishes what every optimizer has under way."""
+    """Finishes what every optimizer has under way; the first error is raised at the end."""
+    errors = []
     for optimizer in list(_unfinished):
-        optimizer.finish()
+        try:
+            optimizer.finish()
+        except RuntimeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 @atexit.register

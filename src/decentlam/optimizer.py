@@ -195,8 +195,7 @@ class DecentralizedOptimizer(Stepping):
             )
         with contextlib.suppress(ExchangeError):  # a neighbor's death may be why it changes
             self._finish_rounds()
-        whole = network.num_nodes == 1 or self._options.whole_gradient
-        self._pace = Pace(False if whole else self._options.overlap)
+        self._pace = Pace(self._first_mode(network))
         self.network, self.topology = network, topology
         before = self._algorithm
         self._algorithm = algorithm if network.num_nodes > 1 else self._alone(self._method)
@@ -206,9 +205,21 @@ class DecentralizedOptimizer(Stepping):
             else ProcessGroupExchange(network, topology, self._options.timeout_seconds, self._tag)
         )
         for flight in self._flights:
+            flight.reset()  # what a neighbor's death left
             flight.network = network
         if self._flights and self._algorithm != before:
             self._build()
+
+    def _first_mode(self, network: Network) -> Mode:
+        """The user's overlap; "auto" only where processes may choose differently (see `pace`)."""
+        overlap = self._options.overlap
+        if network.num_nodes == 1 or self._options.whole_gradient:
+            return False
+        if overlap != "auto":
+            return overlap
+        if network.batched or not self._method.needs_gradient:
+            return True
+        return False if network.processes_per_node > 1 else "auto"
 
     @torch.no_grad()
     def _start_equal(self, buckets: list[Bucket]) -> None:

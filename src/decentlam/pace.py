@@ -6,8 +6,9 @@
     "auto"     each of them for some steps in turn, then the fastest
 
 When no core is free, overlap only costs; when the processor waits for the network or a GPU, it
-hides the wire. The values are the same to the bit in each, so processes may even choose
-differently.
+hides the wire. The values are the same to the bit in each. Every process chooses for itself, so
+"auto" is only for messages that tags keep apart in whatever order they are posted: not for
+collectives inside a node, not for NCCL, and not for messages that leave before the gradient.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Stepping(Optimizer, Joinable):
             raise StaleMessageError(
                 f"{flight.bucket.names[i]} has a gradient, but its value of the step before was "
                 "never asked for: forward ran before step(), or outside of torch's Python "
-                "functions (TorchScript, a CUDA graph). Use overlap=True."
+                "functions (a scripted function, an extension, a CUDA graph). Use overlap=True."
             )
         self.finish()
 
@@ -120,8 +120,10 @@ class Stepping(Optimizer, Joinable):
 
     @property
     def _ends_in_forward(self) -> bool:
-        """Not if the message needs no gradient: the next one leaves at once, with the new x."""
-        return self._pace.mode == "forward" and self._algorithm.needs_gradient
+        """Not if the message needs no gradient: the next one leaves at once, with the new x. Nor
+        in a node of several processes: they gather together, but look at parameters one by one."""
+        alone = self.network.node_group is None
+        return self._pace.mode == "forward" and self._algorithm.needs_gradient and alone
 
     @torch.no_grad()
     def _start_ready(self) -> None:
@@ -281,23 +283,23 @@ class Stepping(Optimizer, Joinable):
 
     def _postpone(self) -> bool:
         """Makes the parameters late; False if they cannot be."""
-        apart = self.network.node_group is None  # its processes must gather in the same order
         for flight in self._flights:
-            finish = functools.partial(self._settle, flight) if apart else self.finish
-            if not late.postpone(flight.bucket.params, finish):
+            if not late.postpone(flight.bucket.params, functools.partial(self._settle, flight)):
                 return False
         late.watch(self)
         return True
 
     def _settle(self, flight: Flight) -> None:
-        """The late update of one bucket."""
+        """The late update of one bucket. Its other parameters stay marked until they are asked
+        for: one that gets a gradient without that was read behind our back."""
         with self._settling, torch.no_grad():
             try:
                 self._waited += flight.settle()
-            except ExchangeError:
-                self._release()  # what they were before the step: it can still be saved
+            except (ExchangeError, StaleMessageError):  # what there is can still be saved
+                self._ending = None
+                late.forget(self)
+                self._release()
                 raise
-            late.release(flight.bucket.params)
 
     def _release(self) -> None:
         for flight in self._flights:
@@ -307,12 +309,12 @@ class Stepping(Optimizer, Joinable):
         """Completes the last step: every message has arrived and left, every parameter is new.
 
         Only `overlap="forward"` (and "auto", which may choose it) leaves anything to complete, and
-        whoever touches a parameter completes it. Call this at the end of a run that goes on to
-        destroy the process group without having looked at the model.
+        whoever touches a parameter completes that. Call this before the process group is destroyed:
+        neighbors may still wait for messages of this process. `decentlam.init` does it by itself.
         """
-        if self._ending is None:
-            return
-        self._complete()
+        with self._settling:
+            if self._ending is not None:
+                self._complete()
 
     def _complete(self, then: Callable[[Flight], None] | None = None) -> None:
         """Updates what is still to be; `then` sends a bucket on while the next ones wait."""

@@ -180,8 +180,8 @@ def automatic(
             answer[0] = choose_topology(
                 network.num_nodes, link, job, algorithm, compute, overlap=overlap, stable=stable
             )
-        except ValueError as error:
-            answer[0] = "", str(error)
+        except Exception as error:  # the others wait for an answer
+            answer[0] = "", str(error) or repr(error)
     if network.group is not None:
         source = dist.get_global_rank(network.group, 0)
         dist.broadcast_object_list(answer, source, network.group, device)

@@ -101,8 +101,8 @@ def _work(state: _State) -> None:
         if parcel is not None:
             try:
                 on_the_wire.append((parcel, parcel.post()))
-            except RuntimeError as error:
-                parcel.end(error)
+            except Exception as error:  # whatever it is, nobody may wait for this parcel
+                parcel.end(RuntimeError(str(error)))
         if on_the_wire and (parcel is None or len(on_the_wire) >= _AT_A_TIME):
             _await(*on_the_wire.popleft(), state.timeout)
 
@@ -111,7 +111,7 @@ def _await(parcel: Parcel, works: list[dist.Work], timeout: timedelta) -> None:
     try:
         for work in works:
             work.wait(timeout)
-    except RuntimeError as error:
-        parcel.end(error)
+    except Exception as error:
+        parcel.end(RuntimeError(str(error)))
     else:
         parcel.end()

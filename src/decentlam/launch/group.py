@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ipaddress
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from decentlam import late
 from decentlam.launch.place import find_place, in_batch_script, meeting_point
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ def init_if_launched(device: torch.device) -> None:
 
 def _leave() -> None:
     if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            late.finish_all()  # neighbors may still wait for this process's last messages
         dist.destroy_process_group()
 
 
