@@ -847,7 +847,11 @@ def late_group(process_group: Group, method: str) -> list[Tensor]:
     model = Quadratic(seed=node)
     weights = list(model.weights)
     optimizer = build(
-        method, nn.ParameterList(weights[:3]), process_group, topology="bipartite-random-match"
+        method,
+        nn.ParameterList(weights[:3]),
+        process_group,
+        topology="bipartite-random-match",
+        stable="ignore",  # as in the simulator
     )
     trajectory = train(optimizer, model, node, range(3))
     model.zero_grad()

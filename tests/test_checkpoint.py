@@ -83,7 +83,9 @@ class Run:
 def build(case: str, **changes: Any) -> Run:
     method, options = CASES[case]
     model = Net()
-    optimizer = CLASSES[method](model.parameters(), lr=0.1, **{**options, **changes})
+    optimizer = CLASSES[method](
+        model.parameters(), lr=0.1, **{"overlap": True, **options, **changes}
+    )
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 7], gamma=0.3)
     scaler = torch.amp.GradScaler("cpu", growth_interval=2) if case == "scaler" else None
     return Run(model, optimizer, scheduler, scaler)

@@ -247,6 +247,11 @@ class Flight:
             for name, value in state.items():
                 self.state[name][span] = value
 
+    def prepare(self, algorithm: Algorithm, step: Step) -> None:
+        """Says what the update will be, and from which gradients."""
+        self.plan = (algorithm, step)
+        self._seen = self._gradient_versions()
+
     def settle(self) -> float:
         """Waits for the mix and updates as planned, if that is still to come; seconds waited."""
         if self.plan is None:

@@ -267,7 +267,7 @@ class Stepping(Optimizer, Joinable):
         self._ending = (index, self.exchange.bytes_sent(sent, index, reach), skipped)
         for flight in self._flights:
             group = self.param_groups[flight.bucket.group]
-            flight.plan = (self._algorithm_of(group), self._step_of(group, flight.skipped))
+            flight.prepare(self._algorithm_of(group), self._step_of(group, flight.skipped))
         early = bool(self._pace.mode) and not self._algorithm.needs_gradient
         if not early and not (self._ends_in_forward and self._postpone()):
             self.finish()
