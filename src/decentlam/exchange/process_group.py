@@ -144,9 +144,9 @@ class ProcessGroupExchange:
             post = functools.partial(self._post, slot, message, outgoing)
             round.sends = [("its neighbors", self._courier.hand(slot, post))]
             return round
-        with explained(place, "its neighbors", self.timeout):
-            works = self._post(slot, message, outgoing)
-        round.sends = [(f"node {j}", work) for j, work in zip(outgoing, works, strict=True)]
+        for j in outgoing:
+            with explained(place, f"node {j}", self.timeout):
+                round.sends += [(f"node {j}", work) for work in self._post(slot, message, [j])]
         return round
 
     def _post(self, slot: int, message: Tensor, outgoing: list[int]) -> list[dist.Work]:
