@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--target", type=float, default=0.75)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
@@ -69,7 +70,7 @@ def main() -> None:
             for hyper in variants:
                 runs = [
                     train(data, method, hyper, network, arguments, seed)
-                    for seed in range(arguments.seeds)
+                    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
                 ]
                 name = f"{method} {hyper['mu']:g}" if "mu" in hyper else method
                 rows.append(summary(name, network, runs))
