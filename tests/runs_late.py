@@ -23,6 +23,14 @@ Group = dist.ProcessGroup
 STEPS = 5
 
 
+def take_steps(optimizer: Any, model: nn.Module, node: int) -> None:
+    """Looks at nothing in between: only forward asks for the parameters."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        quadratic_loss(model, node, step).backward()
+        optimizer.step()
+
+
 def are_late(model: nn.Module) -> bool:
     return all(type(p) is LateParameter for p in model.parameters())
 
@@ -131,10 +139,7 @@ def state_of_momentum(process_group: Group) -> list[Tensor]:
     found = []
     for overlap in (False, "forward"):
         node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            quadratic_loss(model, node, step).backward()
-            optimizer.step()
+        take_steps(optimizer, model, node)
         saved = optimizer.state_dict()["state"].values()
         found.append(_joined(t for state in saved for t in state.values()))
     return found
@@ -192,10 +197,7 @@ def evaluated(process_group: Group) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for overlap in (False, "forward"):
         node, model, optimizer = start(process_group, "dmsgd", overlap=overlap)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            quadratic_loss(model, node, step).backward()
-            optimizer.step()
+        take_steps(optimizer, model, node)
         with optimizer.averaged(model):
             average = flat(model)
         quadratic_loss(model, node, STEPS).backward()
@@ -289,10 +291,7 @@ def subclassed(process_group: Group) -> tuple[Tensor, Tensor]:
         model = Quadratic(seed=node)
         model.weights[1].__class__ = Own
         optimizer = build("decentlam", model, process_group, overlap=overlap)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            quadratic_loss(model, node, step).backward()
-            optimizer.step()
+        take_steps(optimizer, model, node)
         assert type(model.weights[1]) is Own
         results.append(flat(model))
     return results[0], results[1]
