@@ -49,6 +49,7 @@ class Flight:
             (self.x[s], {name: t[s] for name, t in self.state.items()}) for _, _, s in self.pieces
         ]
         self._z: Tensor | None = None
+        self.outbox: Tensor | None = None  # where neighbors read the message, if they can
         self._gathering: Round | None = None
         self._kept: list[tuple[slice, Tensor, dict[str, Tensor]]] = []
         self.round: Round | None = None
@@ -186,6 +187,8 @@ class Flight:
     def message(self, index: int) -> Tensor:
         """The buffer of this step's message, (payloads, size)."""
         payloads = self.algorithm.payloads(index)
+        if self.outbox is not None:
+            return self.outbox[:payloads]
         if self._z is None or len(self._z) < payloads:
             self._z = self.x.new_empty((payloads, len(self.x)))
         return self._z[:payloads]

@@ -19,11 +19,14 @@ from torch.optim.optimizer import ParamsT
 
 from decentlam import evaluation
 from decentlam.agreement import check_agreement, facts_of
-from decentlam.algorithms import Algorithm, Reach, check_compatible
+from decentlam.algorithms import Algorithm, check_compatible
+from decentlam.algorithms.reaches import always_everyone, most_payloads, sometimes_everyone
 from decentlam.cost.automatic import automatic
 from decentlam.errors import ExchangeError
 from decentlam.exchange.network import Network, communication_device, connect
+from decentlam.exchange.outboxes import one_machine
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange
+from decentlam.exchange.shared_memory import share
 from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
@@ -39,7 +42,6 @@ log = logging.getLogger(__name__)
 
 _tags = itertools.count(1)  # keeps optimizers apart, and from the script's own messages (tag 0)
 _TAGS_EACH = 1 << 14
-_LONGEST_PERIOD = 10_000  # steps within which an algorithm that ever averages exactly does so
 
 
 class DecentralizedOptimizer(Stepping):
@@ -48,6 +50,7 @@ class DecentralizedOptimizer(Stepping):
     Parameters live in flat buckets. A bucket's message is formed and sent as soon as backward has
     its gradients; `step()` waits for the neighbors' and updates. With `overlap=False` everything
     happens in `step()`, which clipping, GradScaler and skipping non-finite gradients need.
+    On one machine neighbors read messages in memory; `shared_memory=False` sends them there too.
     The method classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
     """
 
@@ -69,6 +72,7 @@ class DecentralizedOptimizer(Stepping):
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = 600.0,
         stable: str = "refuse",
+        shared_memory: bool = True,
     ) -> None:
         check_lr(lr)
         if not weight_decay >= 0:
@@ -86,6 +90,7 @@ class DecentralizedOptimizer(Stepping):
             processes_per_node,
             timeout_seconds,
             stable,
+            shared_memory,
         )
         self._algorithm = self._method = algorithm
         self._ready = False
@@ -109,14 +114,16 @@ class DecentralizedOptimizer(Stepping):
                 facts_of(self._method, self._options, self.param_groups, self._tag),
             )
         # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
-        per_node = 1 if _always_everyone(self._method) else options.processes_per_node
-        self.network = connect(process_group, per_node, _sometimes_everyone(self._method))
+        per_node = 1 if always_everyone(self._method) else options.processes_per_node
+        self.network = connect(process_group, per_node, sometimes_everyone(self._method))
         self._statistics = StepStatistics()
         self._settling = threading.RLock()
         self._quieten()
         self._buckets: list[Bucket] = []
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
+        # A copy or an unpickled optimizer may be one process's own idea: it must not ask others.
+        self._shares = agree and self._could_share() and one_machine(self.network)
         if options.topology == "auto":
             self._options = dataclasses.replace(options, topology=self._choose_topology())
         self.use_network(self.network, self._options.topology)
@@ -130,7 +137,7 @@ class DecentralizedOptimizer(Stepping):
 
     def _choose_topology(self) -> str:
         """Measures the links; on every process together."""
-        if self.network.num_nodes == 1 or _always_everyone(self._method):
+        if self.network.num_nodes == 1 or always_everyone(self._method):
             return "ring"  # nobody mixes on it
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         name, reason = automatic(
@@ -150,7 +157,38 @@ class DecentralizedOptimizer(Stepping):
     @property
     def _bucket_bytes(self) -> int:
         trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        return self._options.bucket_bytes or usual_bucket_bytes(sum(p.nbytes for p in trained))
+        size = sum(p.nbytes for p in trained)
+        return self._options.bucket_bytes or usual_bucket_bytes(size, self._shares)
+
+    def _could_share(self) -> bool:
+        """Whether neighbors could read messages in memory, if all are on one machine. Messages
+        that leave before their gradient may be recalled, so these are sent."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        return (
+            self._options.shared_memory
+            and self.network.num_nodes > 1
+            and not self.network.batched
+            and not always_everyone(self._method)
+            and self._method.needs_gradient
+            and all(p.device.type == "cpu" for p in params)
+        )
+
+    def _share(self) -> None:
+        """Lets neighbors read messages where they are; on every process together."""
+        if not self._shares or not self._flights:
+            return
+        rows = most_payloads(self._method)
+        exchange = share(
+            self.network,
+            self.topology,
+            self._options.timeout_seconds,
+            self._tag,
+            [flight.x.new_empty((rows, len(flight.x))) for flight in self._flights],
+        )
+        if exchange is None:
+            log.info("no memory to share; messages are sent through the process group")
+        else:
+            self.exchange = exchange
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
         """What runs when there is only one node."""
@@ -179,6 +217,7 @@ class DecentralizedOptimizer(Stepping):
         self._frozen = [
             p for group in self.param_groups for p in group["params"] if not p.requires_grad
         ]
+        self._share()
 
     def use_network(self, network: Network, topology: str | Topology) -> None:
         """Goes on with another network or topology; only between steps, on every node."""
@@ -206,9 +245,12 @@ class DecentralizedOptimizer(Stepping):
         )
         for flight in self._flights:
             flight.reset()  # what a neighbor's death left
-            flight.network = network
+            flight.network, flight.outbox = network, None
+        self._shares = self._shares and network.num_nodes > 1
         if self._flights and self._algorithm != before:
             self._build()
+        else:
+            self._share()
 
     def _first_mode(self, network: Network) -> Mode:
         """The user's overlap; "auto" only where processes may choose differently (see `pace`)."""
@@ -292,7 +334,8 @@ class DecentralizedOptimizer(Stepping):
             "parameters": sum(b.x.nbytes for b in self._buckets),
             "gradients": sum(f.held_gradient_bytes() for f in self._flights),
             "state": sum(t.nbytes for f in self._flights for t in f.state.values()),
-            "messages": sum(f.held_message_bytes() for f in self._flights),
+            "messages": sum(f.held_message_bytes() for f in self._flights)
+            + self.exchange.outbox_bytes(),
             "received": self.exchange.memory_bytes(),
         }
 
@@ -381,11 +424,3 @@ class _AnswerNeighbors(JoinHook):
     def main_hook(self) -> None:
         self.optimizer._step(absent=True)
         self.optimizer.finish()  # nobody will look at the parameters
-
-
-def _always_everyone(algorithm: Algorithm) -> bool:
-    return all(algorithm.reach(k) is Reach.EVERYONE for k in (0, 1))
-
-
-def _sometimes_everyone(algorithm: Algorithm) -> bool:
-    return any(algorithm.reach(k) is Reach.EVERYONE for k in range(_LONGEST_PERIOD))

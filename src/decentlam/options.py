@@ -8,9 +8,12 @@ from decentlam.pace import CHOICES, Mode
 from decentlam.topology import Topology
 
 
-def usual_bucket_bytes(model_bytes: int) -> int:
+def usual_bucket_bytes(model_bytes: int, one_machine: bool = False) -> int:
     """A sixteenth of the model: the wire is busy early and late messages are short. From 512 KiB,
-    where calls begin to cost, to 4 MiB, which fills the wire for long enough."""
+    where calls begin to cost, to 4 MiB, which fills the wire for long enough. On one machine there
+    is no wire, and fewer calls are better."""
+    if one_machine:
+        return max(model_bytes // 4, 1 << 22)
     return min(max(model_bytes // 16, 1 << 19), 1 << 22)
 
 
@@ -26,6 +29,7 @@ class Options:
     processes_per_node: int = 1
     timeout_seconds: float = 600.0
     stable: str = "refuse"
+    shared_memory: bool = True
 
     def __post_init__(self) -> None:
         size = self.bucket_bytes
@@ -43,6 +47,8 @@ class Options:
             raise ValueError(
                 f"unknown overlap {self.overlap!r}; choose from {', '.join(map(repr, CHOICES))}"
             )
+        if not isinstance(self.shared_memory, bool):
+            raise TypeError(f"shared_memory must be True or False, got {self.shared_memory!r}")
         if self.overlap and self.overlap != "auto":
             self._check_overlap()
 

@@ -163,6 +163,10 @@ class Stepping(Optimizer, Joinable):
         if self.network.group is not None and not absent:  # who is absent has joined already
             Join.notify_join_context(self)
         self._statistics.begin()
+        index = self.param_groups[0]["step"]
+        outboxes = self.exchange.open(len(self._flights), index, self._algorithm.reach(index))
+        for flight in self._flights:
+            flight.outbox = outboxes[flight.slot] if outboxes else None
         if not self._expected_early:
             self._expect(self._flights)
 
@@ -334,6 +338,7 @@ class Stepping(Optimizer, Joinable):
                     flight.reset()
             finally:
                 self._release()
+            self.exchange.close()
             self._statistics.end(index, self._waited, sent, skipped)
             self._waited = 0.0
 

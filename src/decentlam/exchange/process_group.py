@@ -21,10 +21,11 @@ from decentlam.algorithms import Reach
 from decentlam.errors import ExchangeError
 from decentlam.exchange.courier import Courier, Parcel
 from decentlam.exchange.network import Network
+from decentlam.exchange.outboxes import News
 from decentlam.topology import Topology
 
 Terms = list[tuple[float, Tensor]]
-Works = list[tuple[str, dist.Work | Parcel | None]]  # with whom, and what is under way
+Works = list[tuple[str, dist.Work | Parcel | News | None]]  # with whom, and what is under way
 
 
 @dataclass(eq=False)
@@ -65,6 +66,12 @@ _under_way: set[Round] = set()
 class NoExchange:
     """Every node keeps its own message: one node alone, or a run that measures head-room."""
 
+    def open(self, slots: int, index: int, reach: Reach) -> list[Tensor]:
+        return []
+
+    def close(self) -> None:
+        pass
+
     def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         pass
 
@@ -82,6 +89,9 @@ class NoExchange:
     def memory_bytes(self) -> int:
         return 0
 
+    def outbox_bytes(self) -> int:
+        return 0
+
 
 class ProcessGroupExchange:
     """Sends each bucket to the neighbors of this node and receives theirs."""
@@ -96,6 +106,13 @@ class ProcessGroupExchange:
         self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
         self._expected: dict[int, Round] = {}
         self._courier = Courier(self.timeout)
+
+    def open(self, slots: int, index: int, reach: Reach) -> list[Tensor]:
+        """Begins a step; the buffers its messages must be formed in, none if any will do."""
+        return []
+
+    def close(self) -> None:
+        """Ends a step: the messages of all neighbors have been used."""
 
     def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
         """Posts the receives of all buckets of a step, {bucket: message}, before anything is sent.
@@ -179,6 +196,10 @@ class ProcessGroupExchange:
     def memory_bytes(self) -> int:
         """Bytes of the receive buffers."""
         return sum(buffer.nbytes for buffer in self._inbox.values())
+
+    def outbox_bytes(self) -> int:
+        """Bytes of the message buffers that are the exchange's own."""
+        return 0
 
     def _batch(
         self, message: Tensor, incoming: list[tuple[int, Tensor]], outgoing: list[int]

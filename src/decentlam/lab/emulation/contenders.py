@@ -51,9 +51,11 @@ def _ddp(**options: Any) -> Contender:
     return Contender(training.ddp(**options), Reach.EVERYONE, "backward")
 
 
-def _ours(cls: Any, topology: str, overlap: bool | str, **rest: Any) -> Contender:
+def _ours(
+    cls: Any, topology: str, overlap: bool | str, shared_memory: bool = True, **rest: Any
+) -> Contender:
     algorithm = getattr(algorithms, cls.__name__)()
-    build = training.ours(cls, topology, overlap=overlap)
+    build = training.ours(cls, topology, overlap=overlap, shared_memory=shared_memory)
     return Contender(build, algorithm.reach(0), overlap_of(algorithm, overlap), topology, **rest)
 
 
@@ -83,6 +85,9 @@ CONTENDERS: dict[str, Contender] = {
     "DecentLaM one-peer, no overlap": _lam(_ONE_PEER, overlap=False),
     "DecentLaM one-peer, overlap": _lam(_ONE_PEER, overlap=True),
     "DecentLaM one-peer, into forward": _lam(_ONE_PEER, overlap="forward"),
+    "DecentLaM one-peer, no overlap, sent": _lam(
+        _ONE_PEER, overlap=False, shared_memory=False, when_named=True
+    ),
     "DecentLaM one-peer, auto": _lam(_ONE_PEER, "auto", warm_up=_TRIAL, when_named=True),
     "DecentLaM sym. exponential, no overlap": _lam(_EXP, overlap=False),
     "DecentLaM sym. exponential, overlap": _lam(_EXP, overlap=True),
