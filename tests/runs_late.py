@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runs import Quadratic, flat
-from runs_hard import LR, build, message_of, quadratic_loss, start, train
+from runs_steps import LR, build, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
 
 from decentlam.late import LateParameter
@@ -340,7 +340,7 @@ def careful_scripts(process_group: Group) -> dict[str, Any]:
         trajectories, mode = [], None
         for overlap in (False, "auto"):
             node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
-            for step in range(52):
+            for step in range(20):
                 optimizer.zero_grad()
                 backward(model, optimizer, node, step)
                 optimizer.step()

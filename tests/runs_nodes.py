@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import runs_hard as hard
+import runs_models
+import runs_steps
 import torch
 import torch.distributed as dist
 from runs import Quadratic, flat, lr_at
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 
-STEPS = 16  # lr_at has zeros at 0, 12 and 13
+STEPS = 16  # all that lr_at has to offer
 
 
-def node_loss(per_node: int, loss: hard.Loss = hard.quadratic_loss) -> hard.Loss:
+def node_loss(per_node: int, loss: runs_steps.Loss = runs_steps.quadratic_loss) -> runs_steps.Loss:
     """The loss whose gradient is the mean over the processes of a node."""
 
     def mean(model: nn.Module, node: int, step: int) -> Tensor:
@@ -27,11 +28,11 @@ def node_loss(per_node: int, loss: hard.Loss = hard.quadratic_loss) -> hard.Loss
 def trajectory(process_group: dist.ProcessGroup, method: str, **options: Any) -> list[Tensor]:
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = hard.build(method, model, process_group, **options)
+    optimizer = runs_steps.build(method, model, process_group, **options)
     rows = []
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = lr_at(step)
-        rows += hard.train(optimizer, model, rank, range(step, step + 1))
+        rows += runs_steps.train(optimizer, model, rank, range(step, step + 1))
     return rows
 
 
@@ -40,39 +41,41 @@ def branches(
 ) -> list[Tensor]:
     """Processes of one node take different branches, and talk between backward and step()."""
     rank = dist.get_rank(process_group)
-    model = hard.Branches(seed=rank)
-    optimizer = hard.build(
+    model = runs_models.Branches(seed=rank)
+    optimizer = runs_steps.build(
         method, model, process_group, overlap=overlap, processes_per_node=per_node
     )
     rows = []
     for step in range(8):
         optimizer.zero_grad()
-        hard.branches_loss(model, rank, step).backward()
+        runs_models.branches_loss(model, rank, step).backward()
         dist.all_reduce(torch.ones(1), group=process_group)
         optimizer.step()
-        rows.append(hard.trained(model))
+        rows.append(runs_models.trained(model))
     return rows
 
 
 def accumulate(process_group: dist.ProcessGroup, overlap: bool, per_node: int) -> list[Tensor]:
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = hard.build(
+    optimizer = runs_steps.build(
         "decentlam", model, process_group, overlap=overlap, processes_per_node=per_node
     )
     rows = []
     for step in range(5):
         optimizer.zero_grad()
         with optimizer.no_sync():
-            hard.quadratic_loss(model, rank, step).backward()
-        hard.quadratic_loss(model, rank, step + 1).backward()
+            runs_steps.quadratic_loss(model, rank, step).backward()
+        runs_steps.quadratic_loss(model, rank, step + 1).backward()
         optimizer.step()
         rows.append(flat(model))
     return rows
 
 
 def two_batches(model: nn.Module, rank: int, step: int) -> Tensor:
-    return hard.quadratic_loss(model, rank, step) + hard.quadratic_loss(model, rank, step + 1)
+    return runs_steps.quadratic_loss(model, rank, step) + runs_steps.quadratic_loss(
+        model, rank, step + 1
+    )
 
 
 def bad_gradient(
@@ -82,14 +85,14 @@ def bad_gradient(
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
     skip = {"nonfinite": "skip"} if how == "nan" else {}
-    optimizer = hard.build(
+    optimizer = runs_steps.build(
         "decentlam", model, process_group, overlap=False, processes_per_node=per_node, **skip
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=how == "scaler")
     rows, skipped = [], []
     for step in range(5):
         optimizer.zero_grad()
-        scaler.scale(hard.quadratic_loss(model, rank, step)).backward()
+        scaler.scale(runs_steps.quadratic_loss(model, rank, step)).backward()
         if rank == 3 and step == 2:
             model.weights[2].grad[0, 0, 0] = torch.inf if how == "scaler" else torch.nan
         scaler.step(optimizer)
@@ -105,7 +108,7 @@ def bad_gradient_raises(
     """The gradient of process 3 alone turns bad at step 2."""
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = hard.build(
+    optimizer = runs_steps.build(
         method,
         model,
         process_group,
@@ -116,21 +119,23 @@ def bad_gradient_raises(
 
     def loss(model: nn.Module, rank: int, step: int) -> Tensor:
         bad = torch.nan if rank == 3 and step == 2 else 0.0
-        return hard.quadratic_loss(model, rank, step) + bad * model.weights[1].sum()
+        return runs_steps.quadratic_loss(model, rank, step) + bad * model.weights[1].sum()
 
-    return hard.message_of(lambda: hard.train(optimizer, model, rank, range(5), loss))
+    return runs_steps.message_of(lambda: runs_steps.train(optimizer, model, rank, range(5), loss))
 
 
 def stale(process_group: dist.ProcessGroup, method: str, per_node: int) -> str:
     """The sum over the node has begun in backward: clipping afterwards is too late."""
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = hard.build(method, model, process_group, processes_per_node=per_node, overlap=True)
-    hard.train(optimizer, model, rank, range(2))
+    optimizer = runs_steps.build(
+        method, model, process_group, processes_per_node=per_node, overlap=True
+    )
+    runs_steps.train(optimizer, model, rank, range(2))
     optimizer.zero_grad()
-    hard.quadratic_loss(model, rank, 2).backward()
+    runs_steps.quadratic_loss(model, rank, 2).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    return hard.message_of(optimizer.step)
+    return runs_steps.message_of(optimizer.step)
 
 
 def resume(
@@ -140,31 +145,31 @@ def resume(
 
     def begin() -> tuple[Quadratic, Any]:
         model = Quadratic(seed=rank)
-        return model, hard.build(method, model, process_group, processes_per_node=per_node)
+        return model, runs_steps.build(method, model, process_group, processes_per_node=per_node)
 
     model, optimizer = begin()
-    whole = hard.train(optimizer, model, rank, range(3))
+    whole = runs_steps.train(optimizer, model, rank, range(3))
     saved = [
         {k: v.clone() for k, v in model.state_dict().items()},
         torch.utils._pytree.tree_map(
             lambda v: v.clone() if isinstance(v, Tensor) else v, optimizer.state_dict()
         ),
     ]
-    whole += hard.train(optimizer, model, rank, range(3, 6))
+    whole += runs_steps.train(optimizer, model, rank, range(3, 6))
     model, optimizer = begin()
-    hard.train(optimizer, model, rank, range(2))
+    runs_steps.train(optimizer, model, rank, range(2))
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    return whole[3:], hard.train(optimizer, model, rank, range(3, 6))
+    return whole[3:], runs_steps.train(optimizer, model, rank, range(3, 6))
 
 
 def evaluate(process_group: dist.ProcessGroup, per_node: int) -> dict[str, Any]:
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = hard.build(
+    optimizer = runs_steps.build(
         "decentlam", model, process_group, processes_per_node=per_node, topology="ring"
     )
-    hard.train(optimizer, model, rank, range(3))
+    runs_steps.train(optimizer, model, rank, range(3))
     own = flat(model)
     with optimizer.averaged(model):
         inside = flat(model)
@@ -174,7 +179,7 @@ def evaluate(process_group: dist.ProcessGroup, per_node: int) -> dict[str, Any]:
         "after": flat(model),
         "distance": optimizer.consensus_distance(),
         "sent": optimizer.statistics.bytes_sent,
-        "join": hard.message_of(lambda: Join([optimizer])),
+        "join": runs_steps.message_of(lambda: Join([optimizer])),
     }
     optimizer.merge(model)
     return {**result, "merged": flat(model)}
@@ -184,14 +189,14 @@ def late_group(process_group: dist.ProcessGroup, method: str, per_node: int) -> 
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
     weights = list(model.weights)
-    optimizer = hard.build(
+    optimizer = runs_steps.build(
         method, nn.ParameterList(weights[:3]), process_group, processes_per_node=per_node
     )
-    rows = hard.train(optimizer, model, rank, range(3))
+    rows = runs_steps.train(optimizer, model, rank, range(3))
     model.zero_grad()
     late = [(f"late.{i}", w) for i, w in enumerate(weights[3:])]
     optimizer.add_param_group({"params": late})
-    return rows + hard.train(optimizer, model, rank, range(3, 6))
+    return rows + runs_steps.train(optimizer, model, rank, range(3, 6))
 
 
 def simulate_late_group(method: str, nodes: int, per_node: int) -> list[Tensor]:
@@ -206,7 +211,7 @@ def simulate_late_group(method: str, nodes: int, per_node: int) -> list[Tensor]:
                 for value in state.values():
                     value[:, early:] = 0
 
-    return hard.simulate(method, nodes, 6, loss=node_loss(per_node), before_step=wait)
+    return runs_steps.simulate(method, nodes, 6, loss=node_loss(per_node), before_step=wait)
 
 
 def replicas_equal(rows: list[list[Tensor]], per_node: int) -> bool:

@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import dataclass
 
-import runs_hard as hard
+import runs_steps
 import torch
 import torch.distributed as dist
 from runs import Quadratic, flat
@@ -44,6 +44,10 @@ class Job:
     def bucket_bytes(self) -> int:
         return (40, 100, 10**6)[self.number % 7 % 3]
 
+    @property
+    def shared_memory(self) -> bool:
+        return self.number % 4 < 2
+
     def run(self) -> Tensor:
         """The model of this node after the last step, late by up to 5 ms at every point."""
         rank = dist.get_rank()
@@ -56,7 +60,7 @@ class Job:
         model = Quadratic(seed=rank)
         for p in model.parameters():
             p.register_hook(dawdle)
-        optimizer = hard.build(
+        optimizer = runs_steps.build(
             self.method,
             model,
             None,
@@ -64,11 +68,12 @@ class Job:
             overlap=self.overlap,
             bucket_bytes=self.bucket_bytes,
             timeout_seconds=60.0,
+            shared_memory=self.shared_memory,
         )
         for step in range(STEPS):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             dawdle()
-            loss = hard.quadratic_loss(model, rank, step)
+            loss = runs_steps.quadratic_loss(model, rank, step)
             dawdle()
             loss.backward()
             dawdle()
@@ -76,7 +81,7 @@ class Job:
         return flat(model)
 
     def simulate(self) -> Tensor:
-        return hard.simulate(self.method, 4, STEPS, topology=self.topology)[-1]
+        return runs_steps.simulate(self.method, 4, STEPS, topology=self.topology)[-1]
 
 
 def run_jobs(numbers: range) -> list[Tensor]:

@@ -89,7 +89,7 @@ def test_topology_shows_weights_spectrum_and_bytes(tmp_path: Path):
 def test_topology_lazy_large_and_changing():
     lazy = run_json("topology", "ring", "-n", "8", "--lazy", "0.5")
     assert lazy["rho"] == pytest.approx(0.9023689) and lazy["positive_definite"]
-    large = run("topology", "ring", "-n", "100").output
+    large = run("topology", "ring", "-n", "130").output
     assert "from 0.3333 to 0.3333" in large and "..." in large
     changing = run_json("topology", "bipartite-random-match", "-n", "4", "--steps", "3")
     assert len(changing["steps"]) == 3 and changing["period"] is None

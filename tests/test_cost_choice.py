@@ -6,11 +6,13 @@ import time
 from dataclasses import replace
 
 import pytest
+import runs
 import torch.distributed as dist
 
 import decentlam
 from decentlam.cost import (
     Compute,
+    Criteria,
     Job,
     Link,
     automatic,
@@ -59,7 +61,7 @@ def test_two_nodes_one_node_and_methods_that_average_anyway():
 def test_what_would_be_refused_or_does_not_fit_is_not_chosen():
     slow = Link(1e-4, 1e6)
     for n in (6, 8):
-        chosen = candidates(n, slow, MODEL, "decentlam", stable="refuse")[0]
+        chosen = candidates(n, slow, MODEL, "decentlam", criteria=Criteria(stable="refuse"))[0]
         network = resolve(chosen.name, n)
         assert decentlam.growth("decentlam", network, momentum=0.9) < 1 + 1e-9
     names = {c.name for c in candidates(9, slow, MODEL, "decentlam")}
@@ -87,7 +89,7 @@ def measure(processes_per_node: int = 1) -> tuple[Link, tuple[str, str], float]:
 
 
 def test_links_are_measured_alike_on_every_node():
-    results = decentlam.launch(measure, nodes=4, timeout_seconds=60)
+    results = runs.run_processes(measure, 4, (), seconds=100)
     assert all(result[:2] == results[0][:2] for result in results)
     link, (name, reason), took = results[0]
     assert 1e-6 < link.latency_seconds < 1 and 1e6 < link.bytes_per_second < 1e12
@@ -105,7 +107,7 @@ def measure_and_leave() -> tuple[Link, str]:
 
 
 def test_a_node_that_does_not_answer_is_named_and_nobody_hangs():
-    (link, error), (same, _) = decentlam.launch(measure_and_leave, nodes=2, timeout_seconds=60)
+    (link, error), (same, _) = runs.run_processes(measure_and_leave, 2, (), seconds=100)
     assert link == same and 1e6 < link.bytes_per_second < 1e12
     assert "measuring the links" in error and "node 1" in error
 

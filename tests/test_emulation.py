@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import torch
 import torch.distributed as dist
 from emulated import left_of, start
@@ -18,6 +19,8 @@ from torch import nn
 
 from decentlam.lab.emulation import bits_per_second, hosts, run_on, unavailable
 from decentlam.lab.emulation.models import with_straggler
+from decentlam.lab.emulation.setting import Setting
+from decentlam.lab.emulation.timing import measure
 
 pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
 
@@ -187,21 +190,16 @@ def within(seconds: float, condition: Any) -> None:
         time.sleep(0.05)
 
 
-NOBODY = """
-import os, sys
-from decentlam.lab.emulation.setting import Setting
-from decentlam.lab.emulation.timing import measure
-if os.geteuid() == 0:
-    os.setuid(65534)
-try:
-    measure(Setting(), 2, "1Gbit")
-except ValueError as error:
-    sys.exit(str(error))
-"""
+def refusal_of_nobody() -> str:
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    with pytest.raises(ValueError) as refused:
+        measure(Setting(), 2, "1Gbit")
+    return str(refused.value)
 
 
 def test_without_root_the_reason_and_the_way_out_are_named() -> None:
-    _, err = start(NOBODY).communicate(timeout=120)
+    (err,) = runs.run_processes(refusal_of_nobody, 1, (), seconds=100)
     assert "no emulated network: " in err and "--loopback" in err
     if sys.platform.startswith("linux") and shutil.which("ip") and shutil.which("tc"):
         assert "network namespaces need root" in err

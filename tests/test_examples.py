@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 from runs import SCALE, Quadratic, flat, targets_of
 
@@ -31,7 +32,7 @@ def run_example(name: str, nodes: int) -> str:
 
 
 def test_the_torchrun_script_trains() -> None:
-    text = run_example("train.py", nodes=4)
+    text = run_example("train.py", nodes=2)
     assert float(text.split("averaged model ")[1].split(",")[0]) > 0.9
 
 
@@ -72,7 +73,7 @@ def train_with_hook(steps: int) -> list[torch.Tensor]:
 @pytest.mark.filterwarnings("default")
 def test_the_ddp_hook_with_sgd_is_decentlam() -> None:
     n, steps = 3, 20
-    real = decentlam.launch(train_with_hook, n, (steps,))
+    real = runs.run_processes(train_with_hook, n, (steps,), seconds=100)
     targets = torch.stack([torch.cat([t.reshape(-1) for t in targets_of(i)]) for i in range(n)])
     sizes = torch.tensor([torch.Size(shape).numel() for shape in Quadratic.SHAPES])
     scale = SCALE.repeat_interleave(sizes)

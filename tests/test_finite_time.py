@@ -16,7 +16,8 @@ from decentlam import topology
 from decentlam.stability import growth
 from decentlam.topology import TOPOLOGIES, SparseWeights, Topology, base_graph
 
-EVERY_N = range(1, 201)
+# All to 100, then primes, powers, neighbors of powers, and numbers of many factors.
+MANY_N = [*range(1, 101), 120, 121, 125, 127, 128, 129, 144, 169, 180, 192, 197, 199, 200]
 DOCS = Path(__file__).parents[1] / "docs" / "topologies.md"
 
 
@@ -46,7 +47,7 @@ def check_steps(net: Topology, most_peers: int) -> None:
 def test_base_graphs_of_any_n_average_exactly_with_k_peers_in_the_papers_time(
     k: int, simple: bool
 ) -> None:
-    for n in range(1, 101) if simple else EVERY_N:
+    for n in range(1, 101) if simple else MANY_N:
         net = base_graph(n, k, simple)
         assert net.period is not None
         check_steps(net, k)
@@ -118,7 +119,7 @@ def test_base_graph_refuses_other_numbers_of_peers(k) -> None:
 
 
 def test_hyper_cuboids_average_exactly_in_any_as_many_steps_as_n_has_prime_factors() -> None:
-    for n in EVERY_N:
+    for n in MANY_N:
         net = topology.one_peer_hyper_cuboid(n)
         primes = [p for p in range(2, n + 1) if all(p % q for q in range(2, p))]
         count = sum(n % p**e == 0 for p in primes for e in range(1, 8) if p**e <= n)
@@ -365,6 +366,4 @@ def test_processes_equal_simulator_on_exact_networks(name: str, nodes: int) -> N
     everyone = runs.run_processes(runs.run_scenarios, nodes, ([scenario],), seconds=200)
     trajectories = runs.outcomes(everyone, name)
     expected = runs.simulate_quadratic("dmsgd", name, nodes, steps, momentum=momentum)
-    for k in range(steps):
-        real = torch.stack([trajectory[k] for trajectory in trajectories])
-        assert (real - expected[k]).abs().max() < 1e-12, f"step {k}"
+    runs.assert_equal(trajectories, expected)

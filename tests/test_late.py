@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-import runs_hard as hard
 import runs_late as late
+import runs_steps
 import torch
+from runs import Scenarios
 from torch import nn
 
 import decentlam
@@ -44,69 +40,64 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@cache
-def everyone() -> list[dict[str, Any]]:
-    listed = [(name, *what) for name, what in SCENARIOS.items()]
-    return runs.run_processes(runs.run_scenarios, N, (listed, True), seconds=250)
-
-
-def outcomes(name: str) -> list[Any]:
-    return runs.outcomes(everyone(), name)
+scenarios = Scenarios(N)
+for name, (function, arguments) in SCENARIOS.items():
+    scenarios.add(name, function, **arguments)
 
 
 @pytest.mark.parametrize("look", late.LOOKS)
 def test_whoever_looks_sees_the_finished_value(look: str) -> None:
-    expected = hard.simulate("decentlam", N, late.STEPS)[-1]
-    for node, seen in enumerate(outcomes("looks")):
+    expected = runs_steps.simulate("decentlam", N, late.STEPS)[-1]
+    for node, seen in enumerate(scenarios.outcomes("looks")):
         assert (seen[look] - expected[node]).abs().max() < 1e-12
 
 
 def test_the_saved_state_is_of_the_same_step() -> None:
-    for expected, found in outcomes("momentum"):
+    for expected, found in scenarios.outcomes("momentum"):
         assert torch.equal(expected, found)
 
 
 def test_shapes_and_gradients_taken_away_wait_for_nothing() -> None:
-    assert outcomes("metadata") == [True] * N
+    assert scenarios.outcomes("metadata") == [True] * N
 
 
 @pytest.mark.parametrize("method", ["decentlam", "steady", "pmsgd"])
 def test_gradients_zeroed_in_place_do_not_reach_a_late_update(method: str) -> None:
-    for expected, found in outcomes(f"zeroed {method}"):
+    for expected, found in scenarios.outcomes(f"zeroed {method}"):
         assert torch.equal(expected[0], found[0])
 
 
 @pytest.mark.parametrize("how", ["written", "subclassed", "scripted"])
 def test_late_or_not_the_steps_are_the_same_to_the_bit(how: str) -> None:
-    for expected, found in outcomes(how):
+    for expected, found in scenarios.outcomes(how):
         assert torch.equal(expected, found)
 
 
 def test_evaluation_and_merging_see_the_finished_value() -> None:
-    for found in outcomes("evaluated"):
+    for found in scenarios.outcomes("evaluated"):
         for expected, real in zip(found["False"], found["forward"], strict=True):
             assert torch.equal(torch.as_tensor(expected), torch.as_tensor(real))
 
 
 def test_a_compiled_model_takes_the_same_steps_and_is_compiled_once() -> None:
-    for expected, found, graphs in outcomes("compiled"):
+    for expected, found, graphs in scenarios.outcomes("compiled"):
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
         assert graphs == 1
 
 
 def test_reading_behind_our_back_is_refused_and_never_silently_stale() -> None:
-    for error in outcomes("unseen"):
+    for error in scenarios.outcomes("unseen"):
         assert error.startswith("StaleMessageError") and "never asked for" in error, error
 
 
 def test_a_gradient_changed_under_a_late_update_is_refused() -> None:
-    for error in outcomes("changed gradient"):
+    for error in scenarios.outcomes("changed gradient"):
         assert error.startswith("StaleMessageError") and "after step()" in error, error
 
 
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])
 def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
-    for expected, found, mode in outcomes(f"auto {method}"):
+    for expected, found, mode in scenarios.outcomes(f"auto {method}"):
         assert mode in pace.MODES
         for step, (a, b) in enumerate(zip(expected, found, strict=True)):
             assert torch.equal(a, b), step
@@ -122,7 +113,7 @@ def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
     ],
 )
 def test_auto_never_gets_in_the_way_of_a_script(script: str, reason: str) -> None:
-    for found in outcomes("careful scripts"):
+    for found in scenarios.outcomes("careful scripts"):
         expected, real, (mode, undecided, why) = found[script]
         assert torch.equal(expected, real)
         assert mode is False and not undecided and reason in why
@@ -142,36 +133,8 @@ def test_auto_chooses_only_where_processes_may_differ() -> None:
 
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
 def test_topology_auto_is_the_same_on_all_nodes(method: str) -> None:
-    found = outcomes(f"topology {method}")
+    found = scenarios.outcomes(f"topology {method}")
     assert len(set(found)) == 1
-
-
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
-def test_a_script_may_end_with_step(method: str) -> None:
-    assert decentlam.launch(late.leave_at_once, 3, (method, 0.05)) == [0, 1, 2]
-
-
-SCRIPT = """
-import time, torch, decentlam
-
-decentlam.init()
-rank = torch.distributed.get_rank()
-model = torch.nn.Linear(400, 400)
-optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring", overlap="forward")
-for step in range(3):
-    optimizer.zero_grad()
-    model(torch.ones(1, 400)).sum().backward()
-    time.sleep(0.3 * rank)
-    optimizer.step()
-"""
-
-
-def test_a_script_that_init_joined_may_end_with_step(tmp_path: Path) -> None:
-    """The group is left at exit; the last messages must be out before."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "decentlam.launch", "-n", "3", str(tmp_path / "script.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_pace_keeps_the_fastest_and_prefers_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:

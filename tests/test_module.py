@@ -2,128 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from modules import MODELS, N, OneByOne, assert_close, batch, make_model
 from torch import Tensor, nn
 
-import decentlam
-from decentlam import ALGORITHMS, NonFiniteError, SimulatedModule, topology
-
-N, BATCH = 4, 6
-
-
-class TiedAndFrozen(nn.Module):
-    """Decodes with its encoder's weights, behind a first layer that is not trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(5, 5).requires_grad_(False)
-        self.encode = nn.Linear(5, 3)
-        self.again = nn.Linear(5, 3)
-        self.again.weight = self.encode.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.frozen(x))
-        return self.encode(x) + torch.sin(self.again(x))
-
-
-class ReplacesItsBuffer(nn.Module):
-    """A running mean that is assigned and not written to, at the root and with no batch norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 3)
-        self.register_buffer("mean", torch.zeros(5))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
-        self.seen = self.seen + len(x)
-        return self.linear(x - self.mean)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-
-
-def cnn(momentum: float | None = 0.1) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, bias=False),
-        nn.BatchNorm2d(4, momentum=momentum),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 5, 2),
-        nn.BatchNorm2d(5, momentum=momentum, affine=False),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(20, 3),
-    )
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (mlp, (5,)),
-    "cnn with batch norm": (cnn, (1, 8, 8)),
-    "cnn with cumulative batch norm": (lambda: cnn(None), (1, 8, 8)),
-    "tied and frozen": (TiedAndFrozen, (5,)),
-    "replaces its buffer": (ReplacesItsBuffer, (5,)),
-}
-
-
-def make_model(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return MODELS[name][0]().double()
-
-
-def batch(name: str, k: int, n: int = N) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(k)
-    inputs = torch.randn(n, BATCH, *MODELS[name][1], generator=random, dtype=torch.float64)
-    return inputs, torch.randint(3, (n, BATCH), generator=random)
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
-
-
-class OneByOne:
-    """n ordinary modules, backward on each; only the averaging is the simulator's."""
-
-    def __init__(self, model: nn.Module, algorithm: str, net: topology.Topology, **kwargs) -> None:
-        self.models = [copy.deepcopy(model) for _ in range(net.num_nodes)]
-        layers = [p.numel() for p in trained(model)]
-        adaptive = [p.ndim > 1 for p in trained(model)]
-        self.nodes = decentlam.Nodes(
-            algorithm, net, self.flat(), layers=layers, adaptive=adaptive, **kwargs
-        )
-
-    def flat(self, grad: bool = False) -> Tensor:
-        return torch.stack(
-            [
-                torch.cat([(p.grad if grad else p).detach().flatten() for p in trained(model)])
-                for model in self.models
-            ]
-        )
-
-    def step(self, inputs: Tensor, targets: Tensor, lr: float) -> Tensor:
-        losses = []
-        for model, x, y in zip(self.models, inputs, targets, strict=True):
-            model.zero_grad()
-            losses.append(F.cross_entropy(model(x), y))
-            losses[-1].backward()
-        self.nodes.step(self.flat(grad=True), lr)
-        with torch.no_grad():
-            for model, row in zip(self.models, self.nodes.x, strict=True):
-                nn.utils.vector_to_parameters(row, trained(model))
-        return torch.stack(losses).detach()
-
-
-def assert_close(got: Tensor, expected: Tensor) -> None:
-    np.testing.assert_allclose(got.detach(), expected.detach(), rtol=0, atol=1e-12)
+from decentlam import ALGORITHMS, SimulatedModule, topology
 
 
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
@@ -232,39 +117,6 @@ def test_batch_norm_in_evaluation_mode_stays_as_it_is() -> None:
     assert not simulated.node(0).training
 
 
-def test_averaged_is_the_mean_of_the_nodes() -> None:
-    name = "cnn with batch norm"
-    simulated = SimulatedModule(make_model(name), "decentlam", "ring", N, lr=0.05)
-    for k in range(3):
-        simulated.step(F.cross_entropy, *batch(name, k))
-    nodes = [simulated.node(i).state_dict() for i in range(N)]
-    mean = simulated.averaged()
-    for key, value in mean.state_dict().items():
-        if value.is_floating_point():
-            assert torch.equal(value, torch.stack([node[key] for node in nodes]).mean(0))
-        else:
-            assert value.item() == 3
-    assert isinstance(mean, nn.Sequential)
-    assert torch.isfinite(mean.eval()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))).all()
-
-
-def test_averaged_and_node_are_copies() -> None:
-    simulated = SimulatedModule(make_model("mlp"), "dsgd", "ring", N, lr=0.05)
-    before = simulated.x.clone()
-    for module in (simulated.node(0), simulated.averaged()):
-        for p in module.parameters():
-            assert p.requires_grad and p.grad is None
-            p.data.zero_()
-    assert torch.equal(simulated.x, before)
-
-
-def test_copies_carry_no_gradients() -> None:
-    model = make_model("mlp")
-    model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
-    simulated = SimulatedModule(model, "dsgd", "ring", N)
-    assert all(p.grad is None for p in simulated.node(0).parameters())
-
-
 def test_lr_of_one_step_and_of_all() -> None:
     one, two = (SimulatedModule(make_model("mlp"), "dmsgd", "ring", N, lr=0.3) for _ in range(2))
     one.step(F.cross_entropy, *batch("mlp", 0), lr=0.01)
@@ -272,29 +124,6 @@ def test_lr_of_one_step_and_of_all() -> None:
     two.step(F.cross_entropy, *batch("mlp", 0))
     assert torch.equal(one.x, two.x)
     assert (one.lr, two.lr) == (0.3, 0.01)
-
-
-def test_the_given_model_is_left_alone() -> None:
-    name = "cnn with batch norm"
-    model = make_model(name)
-    before = copy.deepcopy(model.state_dict())
-    simulated = SimulatedModule(model, "dmsgd", "ring", N, lr=0.5)
-    simulated.step(F.cross_entropy, *batch(name, 0))
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_what_happens_to_the_given_model_later_does_not_matter() -> None:
-    model = make_model("tied and frozen")
-    simulated = SimulatedModule(model, "dmsgd", "ring", N)
-    frozen = model.frozen.weight.clone()
-    model.eval().requires_grad_(False)
-    with torch.no_grad():
-        model.frozen.weight.zero_()
-    node = simulated.node(0)
-    assert torch.equal(node.frozen.weight, frozen)
-    assert node.training and node.encode.weight.requires_grad
 
 
 def test_tied_weights_count_once_and_frozen_ones_stay() -> None:
@@ -334,39 +163,6 @@ def test_dropout_differs_per_node_and_follows_the_seed() -> None:
     assert torch.equal(losses(0), losses(0)) and not torch.equal(losses(0), losses(1))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_resuming_repeats_to_the_bit(algorithm: str) -> None:
-    name = "cnn with batch norm"
-    hyper = {"tau": 3} if algorithm == "slowmo" else {}
-    first, second = (
-        SimulatedModule(make_model(name), algorithm, "ring", N, momentum=0.7, **hyper)
-        for _ in range(2)
-    )
-    for k in range(4):
-        first.lr = 0.05 * k
-        first.step(F.cross_entropy, *batch(name, k))
-    saved = copy.deepcopy(first.state_dict())
-    second.load_state_dict(saved)
-    assert second.lr == first.lr
-    for k in range(4, 8):
-        for nodes in (first, second):
-            nodes.step(F.cross_entropy, *batch(name, k), lr=0.01 * k)
-    assert torch.equal(first.x, second.x)
-    for key, buffer in first.buffers.items():
-        assert torch.equal(buffer, second.buffers[key])
-    assert first.lr == pytest.approx(0.15)  # lr of a step holds for that step
-
-
-def test_state_survives_a_file(tmp_path) -> None:
-    name = "cnn with batch norm"
-    simulated = SimulatedModule(make_model(name), "decentlam", "ring", N)
-    simulated.step(F.cross_entropy, *batch(name, 0))
-    torch.save(simulated.state_dict(), tmp_path / "state.pt")
-    other = SimulatedModule(make_model(name), "decentlam", "ring", N)
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(other.x, simulated.x)
-
-
 def test_one_node_is_torch_sgd() -> None:
     name = "cnn with batch norm"
     model = make_model(name)
@@ -384,20 +180,6 @@ def test_one_node_is_torch_sgd() -> None:
         assert_close(value, model.state_dict()[key])
 
 
-def test_a_refused_step_changes_nothing() -> None:
-    name = "cnn with batch norm"
-    simulated = SimulatedModule(make_model(name), "decentlam", "ring", N, lr=0.05)
-    simulated.step(F.cross_entropy, *batch(name, 0))
-    x, buffers = simulated.x.clone(), copy.deepcopy(simulated.buffers)
-    inputs, targets = batch(name, 1)
-    inputs[2, 0, 0, 0, 0] = math.nan
-    with pytest.raises(NonFiniteError, match=r"step 1 .* node\(s\) \[2\]"):
-        simulated.step(F.cross_entropy, inputs, targets)
-    assert torch.equal(simulated.x, x)
-    for key, buffer in simulated.buffers.items():
-        assert torch.equal(buffer, buffers[key])
-
-
 def test_float32_and_no_grad_surroundings() -> None:
     model = make_model("mlp").float()
     simulated = SimulatedModule(model, "decentlam", "ring", N, lr=0.05)
@@ -405,95 +187,3 @@ def test_float32_and_no_grad_surroundings() -> None:
     with torch.no_grad():
         simulated.step(F.cross_entropy, inputs.float(), targets)
     assert simulated.x.dtype == torch.float32 and simulated.consensus_distance() > 0
-
-
-def mixed_precision() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3).double())
-
-
-def step_with(inputs: object, targets: object = None, loss_fn: Callable = F.cross_entropy) -> None:
-    good = batch("mlp", 0)
-    simulated = SimulatedModule(make_model("mlp"), "dsgd", "ring", N)
-    simulated.step(
-        loss_fn,
-        good[0] if inputs is None else inputs,
-        good[1] if targets is None else targets,
-    )
-
-
-def load(other: str, n: int = N) -> None:
-    saved = SimulatedModule(make_model(other), "dsgd", "ring", n).state_dict()
-    SimulatedModule(make_model("cnn with batch norm"), "dsgd", "ring", N).load_state_dict(saved)
-
-
-BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
-    "inputs of other nodes": (
-        lambda: step_with(torch.zeros(3, BATCH, 5)),
-        ["inputs", "(4, batch, ...)", "(3, 6, 5)", "torch.stack"],
-    ),
-    "targets of other nodes": (
-        lambda: step_with(None, torch.zeros(24)),
-        ["targets", "(4, batch, ...)", "(24,)", "torch.stack"],
-    ),
-    "inputs a list": (lambda: step_with([torch.zeros(5)] * N), ["inputs", "list", "torch.stack"]),
-    "inputs a number": (lambda: step_with(torch.tensor(1.0)), ["inputs", "got ()"]),
-    "loss not a scalar": (
-        lambda: step_with(None, None, lambda out, y: F.cross_entropy(out, y, reduction="none")),
-        ["one number per node", "shape (6,)", ".mean()"],
-    ),
-    "loss a float": (lambda: step_with(None, None, lambda out, y: 0.5), ["one number", "float"]),
-    "no micro batch": (
-        lambda: SimulatedModule(mlp().double(), "dsgd", "ring", N).step(
-            F.cross_entropy, *batch("mlp", 0), micro_batch=0
-        ),
-        ["micro_batch", "above 0 or None", "got 0"],
-    ),
-    "nothing to train": (
-        lambda: SimulatedModule(mlp().requires_grad_(False), "dsgd", "ring", N),
-        ["no parameter to train", "requires_grad"],
-    ),
-    "several precisions": (
-        lambda: SimulatedModule(mixed_precision(), "dsgd", "ring", N),
-        ["torch.float32, torch.float64", "model.float()"],
-    ),
-    "half precision": (
-        lambda: SimulatedModule(mlp().half(), "dsgd", "ring", N),
-        ["torch.float16", "float32 or float64"],
-    ),
-    "how many nodes": (
-        lambda: SimulatedModule(mlp(), "dsgd", "ring"),
-        ["'ring'", "Pass num_nodes", "ring(8)"],
-    ),
-    "two numbers of nodes": (
-        lambda: SimulatedModule(mlp(), "dsgd", topology.ring(5), N),
-        ["ring(5)", "there are 4"],
-    ),
-    "negative lr": (lambda: SimulatedModule(mlp(), "dsgd", "ring", N, -1.0), ["lr", "-1.0"]),
-    "lr set to NaN": (
-        lambda: setattr(SimulatedModule(mlp(), "dsgd", "ring", N), "lr", math.nan),
-        ["lr", "nan"],
-    ),
-    "unknown hyper-parameter": (
-        lambda: SimulatedModule(mlp(), "dmsgd", "ring", N, tau=3),
-        ["'tau'", "takes nesterov"],
-    ),
-    "no such node": (
-        lambda: SimulatedModule(mlp(), "dsgd", "ring", N).node(4),
-        ["0 to 3", "no 4"],
-    ),
-    "no node -1": (lambda: SimulatedModule(mlp(), "dsgd", "ring", N).node(-1), ["no -1"]),
-    "state of another model": (lambda: load("mlp"), ["buffers {}", "running_mean", "same model"]),
-    "state of other nodes": (
-        lambda: load("cnn with batch norm", 5),
-        ["(5, 4)", "(4, 4)", "same model"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_refuses_with_what_was_given_and_the_cure(case: str) -> None:
-    call, words = BAD[case]
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)

@@ -6,33 +6,29 @@ sizes are odd in part, so that the parts of a bucket are padded.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 import runs
-import runs_hard as hard
+import runs_deaths
+import runs_models
 import runs_nodes as nodes
+import runs_steps
 import torch
 from torch import Tensor
 
 pytestmark = pytest.mark.timeout(300)
 
-SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {}
+SCENARIOS = {processes: runs.Scenarios(processes) for processes in (4, 8)}
 
 
 def scenario(name: str, function: Any, **arguments: Any) -> None:
-    SCENARIOS[name] = (function, arguments)
-
-
-@cache
-def everyone(processes: int) -> list[dict[str, Any]]:
-    listed = [(n, *what) for n, what in SCENARIOS.items() if n.startswith(f"{processes} ")]
-    return runs.run_processes(runs.run_scenarios, processes, (listed, True), seconds=250)
+    """The name begins with the number of processes."""
+    SCENARIOS[int(name.split()[0])].add(name, function, **arguments)
 
 
 def outcomes(name: str) -> list[Any]:
-    return runs.outcomes(everyone(int(name.split()[0])), name)
+    return SCENARIOS[int(name.split()[0])].outcomes(name)
 
 
 def assert_equal(rows: list[list[Tensor]], expected: list[Tensor], per_node: int) -> None:
@@ -83,7 +79,7 @@ for processes, per_node, method, topology, overlap in PARITY:
 def test_nodes_equal_simulator_with_mean_gradients(
     processes: int, per_node: int, method: str, topology: str, overlap: bool
 ) -> None:
-    expected = hard.simulate(
+    expected = runs_steps.simulate(
         "dmsgd" if processes == per_node else method,  # one node runs momentum SGD
         processes // per_node,
         nodes.STEPS,
@@ -118,12 +114,12 @@ scenario(
 
 @pytest.mark.parametrize("processes", [4, 8])
 def test_the_mean_gradient_of_the_node_is_clipped(processes: int) -> None:
-    expected = hard.simulate(
+    expected = runs_steps.simulate(
         "decentlam",
         processes // 2,
         nodes.STEPS,
         loss=nodes.node_loss(2),
-        change=hard.clipped(2.0),
+        change=runs_steps.clipped(2.0),
         lr=runs.lr_at,
     )
     assert_equal(outcomes(f"{processes} clip"), expected, 2)
@@ -131,7 +127,9 @@ def test_the_mean_gradient_of_the_node_is_clipped(processes: int) -> None:
 
 def test_pmsgd_takes_every_process_for_a_node() -> None:
     """It averages exactly over all, so nodes make no difference, except to what is clipped."""
-    expected = hard.simulate("pmsgd", 4, nodes.STEPS, change=hard.clipped(2.0), lr=runs.lr_at)
+    expected = runs_steps.simulate(
+        "pmsgd", 4, nodes.STEPS, change=runs_steps.clipped(2.0), lr=runs.lr_at
+    )
     assert_equal(outcomes("4 clip pmsgd"), expected, 1)
 
 
@@ -145,15 +143,15 @@ for overlap in (True, False):
 @pytest.mark.parametrize("overlap", [True, False])
 def test_gradients_accumulate_in_every_process(overlap: bool) -> None:
     loss = nodes.node_loss(2, nodes.two_batches)
-    expected = hard.simulate("decentlam", 2, 5, loss=loss)
+    expected = runs_steps.simulate("decentlam", 2, 5, loss=loss)
     assert_equal(outcomes(f"4 accumulate {overlap}"), expected, 2)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("method", ["decentlam", "slowmo"])
 def test_processes_of_a_node_may_take_different_branches(method: str, overlap: bool) -> None:
-    loss = nodes.node_loss(2, hard.branches_loss)
-    expected = hard.simulate(method, 2, 8, model=hard.Branches, loss=loss)
+    loss = nodes.node_loss(2, runs_models.branches_loss)
+    expected = runs_steps.simulate(method, 2, 8, model=runs_models.Branches, loss=loss)
     assert_equal(outcomes(f"4 branches {method} {overlap}"), expected, 2)
 
 
@@ -178,7 +176,7 @@ def test_node_skips_if_one_of_its_processes_must(how: str) -> None:
         return node == 1 and step == 2
 
     results = outcomes(f"4 bad {how}")
-    expected = hard.simulate("decentlam", 2, 5, loss=nodes.node_loss(2), absent=absent)
+    expected = runs_steps.simulate("decentlam", 2, 5, loss=nodes.node_loss(2), absent=absent)
     assert_equal([rows for rows, _ in results], expected, 2)
     for rank, (_, skipped) in enumerate(results):
         assert skipped == [absent(rank // 2, step) for step in range(5)]
@@ -203,13 +201,13 @@ def test_gradient_changed_after_its_sum_began_is_refused(method: str) -> None:
 # State, evaluation ------------------------------------------------------------------------------
 
 for method in ("decentlam", "awc-dmsgd"):
-    scenario(f"4 large {method}", hard.large, method=method, per_node=2)
+    scenario(f"4 large {method}", runs_models.large, method=method, per_node=2)
 
 
 @pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd"])
 def test_parameters_larger_than_one_piece(method: str) -> None:
-    loss = nodes.node_loss(2, hard.large_loss)
-    expected = hard.simulate(method, 2, 4, model=hard.Large, loss=loss)
+    loss = nodes.node_loss(2, runs_models.large_loss)
+    expected = runs_steps.simulate(method, 2, 4, model=runs_models.Large, loss=loss)
     assert_equal(outcomes(f"4 large {method}"), expected, 2)
 
 
@@ -253,8 +251,8 @@ def test_evaluation_counts_nodes(processes: int) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_death_of_a_process_is_an_error_in_its_node_and_beyond(overlap: bool) -> None:
     arguments = ("decentlam", overlap, "before backward", 0.0, 60.0, 2)
-    results = runs.run_processes(hard.with_victim, 4, arguments, seconds=100)
-    assert results[hard.VICTIM] == 7
+    results = runs.run_processes(runs_deaths.with_victim, 4, arguments, seconds=100)
+    assert results[runs_deaths.VICTIM] == 7
     assert "node 1, step 3, " in results[3][0] and "another process of its node" in results[3][0]
     for rank in (0, 1, 3):
         error, seconds = results[rank]

@@ -70,7 +70,8 @@ def test_predict_takes_other_models_late_nodes_and_a_calibration(tmp_path: Path)
     assert late["model_bytes"] == 4000
     assert late["rows"][0]["straggler_ms"] == pytest.approx(5)
     assert late["rows"][0]["exposed_ms"] == pytest.approx(1000, rel=0.01)
-    path.write_text(json.dumps([m.__dict__ for m in benchmark(TRUTH, nodes=(4,))]))
+    some = benchmark(TRUTH, nodes=(4,))[::3]
+    path.write_text(json.dumps([m.__dict__ for m in some]))
     fitted = run_json("--model", "squeezenet1_0", "--compute-ms", "10", "--calibration", str(path))
     assert fitted["model_bytes"] == 4 * 1_248_424 and "left out in turn" in fitted["notes"][0]
 

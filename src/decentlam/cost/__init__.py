@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decentlam.cost.automatic import Criteria as Criteria
 from decentlam.cost.automatic import automatic as automatic
 from decentlam.cost.automatic import candidates as candidates
 from decentlam.cost.automatic import choose_topology as choose_topology

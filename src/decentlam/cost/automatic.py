@@ -24,6 +24,20 @@ _PROBES = 8
 
 
 @dataclass(frozen=True)
+class Criteria:
+    """What a topology is judged by, beside the wire and the work."""
+
+    overlap: str | bool = "backward"
+    calibration: Calibration = NOMINAL
+    weight: float = DISAGREEMENT_WEIGHT  # of disagreement in the score
+    heterogeneous: bool = False  # gradients differ by node, as when nodes hold different classes
+    stable: str = "auto"  # the optimizer's: what it would refuse is left out
+
+
+USUAL = Criteria()
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A topology, what an iteration on it takes, and how far its nodes are kept apart."""
 
@@ -45,27 +59,23 @@ def candidates(
     job: Job,
     algorithm: str | Algorithm,
     compute: Compute | None = None,
-    *,
-    overlap: str | bool = "backward",
-    calibration: Calibration = NOMINAL,
-    weight: float = DISAGREEMENT_WEIGHT,
-    heterogeneous: bool = False,
-    stable: str = "auto",
+    criteria: Criteria = USUAL,
 ) -> list[Candidate]:
     """Every topology that fits the nodes and suits the method, best first.
 
-    `stable` is the optimizer's: what it would refuse is left out, what it would cure (by a steady
-    form or lazy weights) is judged as cured; only those that could come first are looked at so.
+    What the optimizer would refuse is left out, what it would cure (by a steady form or lazy
+    weights) is judged as cured; only those that could come first are looked at so.
     At most 2 log2(n) peers: each takes memory.
     """
     method = make(algorithm)
     work = compute or Compute(0.0, 0.0)
     hopeful = []
     for network in _fitting(num_nodes, method):
-        cost = predict(method, network, link, work, job, overlap, calibration)
-        apart = disagreement(network, heterogeneous)
+        cost = predict(method, network, link, work, job, criteria.overlap, criteria.calibration)
+        apart = disagreement(network, criteria.heterogeneous)
         name = network.name
-        hopeful.append((Candidate(name, cost.seconds, cost.bytes_sent, apart, weight), network))
+        candidate = Candidate(name, cost.seconds, cost.bytes_sent, apart, criteria.weight)
+        hopeful.append((candidate, network))
     found: list[Candidate] = []
     for candidate, network in sorted(hopeful, key=lambda pair: pair[0].score):
         # A cure only adds disagreement: whoever cannot come first need not be asked.
@@ -73,11 +83,12 @@ def candidates(
             found.append(candidate)
             continue
         try:
-            cured = _stable_form(method, network, stable)
+            cured = _stable_form(method, network, criteria.stable)
         except ValueError:
             continue
         if cured is not network:
-            candidate = replace(candidate, disagreement=disagreement(cured, heterogeneous))
+            apart = disagreement(cured, criteria.heterogeneous)
+            candidate = replace(candidate, disagreement=apart)
         found.append(candidate)
     if not found:
         raise ValueError(f"no topology of {num_nodes} nodes suits {method!r}; name one yourself")
@@ -118,18 +129,14 @@ def choose_topology(
     job: Job,
     algorithm: str | Algorithm,
     compute: Compute | None = None,
-    *,
-    overlap: str | bool = "backward",
-    calibration: Calibration = NOMINAL,
-    weight: float = DISAGREEMENT_WEIGHT,
-    heterogeneous: bool = False,
-    stable: str = "auto",
+    criteria: Criteria = USUAL,
 ) -> tuple[str, str]:
     """The name of the topology to train on, and the reason in one line.
 
     It minimises seconds per iteration * (1 + weight * disagreement), where disagreement is that of
-    `disagreement` and `weight` is (lr L)^2 for gradients that change by L per unit of distance.
-    Without `compute` nothing is known to hide the messages, so that bytes count in full.
+    `disagreement` and the weight of `criteria` is (lr L)^2 for gradients that change by L per unit
+    of distance. Without `compute` nothing is known to hide the messages, so that bytes count in
+    full.
 
     >>> choose_topology(64, Link(1e-4, 1.25e8), Job(100_000_000), "decentlam", Compute(0.1, 0.2))[0]
     'one-peer-hypercube'
@@ -138,18 +145,7 @@ def choose_topology(
     if num_nodes == 1 or all(method.reach(k) is Reach.EVERYONE for k in range(2)):
         why = "one node" if num_nodes == 1 else "the method averages over everyone anyway"
         return "complete", f"complete: {why}"
-    best, *others = candidates(
-        num_nodes,
-        link,
-        job,
-        method,
-        compute,
-        overlap=overlap,
-        calibration=calibration,
-        weight=weight,
-        heterogeneous=heterogeneous,
-        stable=stable,
-    )
+    best, *others = candidates(num_nodes, link, job, method, compute, criteria)
     return best.name, _reason(best, others[:1], link, compute)
 
 
@@ -177,9 +173,8 @@ def automatic(
         job = Job(model_bytes, bucket_bytes, processes_per_node=network.processes_per_node)
         compute = None if compute_seconds is None else Compute.split(compute_seconds)
         try:
-            answer[0] = choose_topology(
-                network.num_nodes, link, job, algorithm, compute, overlap=overlap, stable=stable
-            )
+            criteria = Criteria(overlap=overlap, stable=stable)
+            answer[0] = choose_topology(network.num_nodes, link, job, algorithm, compute, criteria)
         except Exception as error:  # the others wait for an answer
             answer[0] = "", str(error) or repr(error)
     if network.group is not None:

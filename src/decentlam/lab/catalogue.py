@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+from functools import cache
 from typing import Any
 
-from decentlam import ALGORITHMS, TOPOLOGIES, growth
+from decentlam import ALGORITHMS, TOPOLOGIES
 from decentlam.algorithms import make
+from decentlam.stability import growth_rate, relative_bias, response
 from decentlam.topology import Topology
 
 Facts = dict[str, Any]
@@ -79,23 +81,29 @@ def topology(network: Topology, steps: int, message_bytes: int, momentum: float 
 
 def _methods(network: Topology, momentum: float) -> list[Facts]:
     """What the oracle says of every method on this network."""
+    # All methods are followed over the same steps: random weights are drawn once, not by each.
+    network = dataclasses.replace(network, rule=cache(network.rule))
     rows = []
     for name in ALGORITHMS:
         method = make(name, momentum)
         if name == "pmsgd-lars" or (method.needs_symmetric and not network.symmetric):
             continue
-        found = growth(method, network)
+        rate = growth_rate(method, network)
+        gain, delay = _response(method)
         rows.append(
             {
                 "method": name,
-                "growth": round(float(found), 4),
-                "bound": None if found.exact else [round(found.low, 4), round(found.high, 4)],
-                "bias": found.bias,
-                "gain": found.gain,
-                "delay": found.delay,
+                "growth": round(rate.value, 4),
+                "bound": None if rate.exact else [round(rate.low, 4), round(rate.high, 4)],
+                "bias": None if rate.value >= 1 else relative_bias(method, network),
+                "gain": gain,
+                "delay": delay,
             }
         )
     return rows
+
+
+_response = cache(response)  # the same on every network
 
 
 def _step(network: Topology, step: int, message_bytes: int) -> Facts:

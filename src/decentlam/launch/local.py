@@ -12,9 +12,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -23,16 +22,13 @@ import torch.distributed as dist
 
 from decentlam.launch.group import choose_interface, use_device
 from decentlam.launch.place import LOOPBACK
+from decentlam.launch.reports import Failure, collect
 
-_LOOK_SECONDS = 0.5  # how often to look for dead processes; for so long a failure has echoes
 _STOP_SECONDS = 5.0  # between asking a process to end and ending it
-
-
-@dataclass(frozen=True, order=True)
-class _Failure:
-    at: float  # on the clock that all processes of a machine share
-    rank: int
-    text: str
+_WITHOUT_A_WORD = (
+    " and without a word; its output may say more. A script has to call launch under "
+    '`if __name__ == "__main__":`.'
+)
 
 
 def launch(
@@ -64,6 +60,11 @@ def launch(
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
+
+    def exit_code(rank: int, seconds: float) -> int | None:
+        processes[rank].join(seconds)
+        return processes[rank].exitcode
+
     try:
         for rank in range(nodes):
             here, there = context.Pipe()
@@ -76,7 +77,7 @@ def launch(
             process.start()
             there.close()
             processes.append(process)
-        results = _collect(pipes, processes)
+        results = collect(pipes, exit_code, "node", _WITHOUT_A_WORD)
         for pipe in pipes:
             pipe.send_bytes(b"")  # nobody needs anybody any more: leave the group
         _join(processes, 60.0)
@@ -85,48 +86,6 @@ def launch(
         _stop(processes)
         for pipe in pipes:
             pipe.close()
-
-
-def _collect(pipes: list[Connection], processes: list[BaseProcess]) -> list[Any]:
-    """Everyone's result in rank order, or the failure that came first."""
-    results: list[Any] = [None] * len(pipes)
-    failures: list[_Failure] = []
-    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while waiting:
-        # A dead node's pipe can stay open, in the hands of its data loader's workers.
-        ended = [pipe for pipe, rank in waiting.items() if processes[rank].exitcode is not None]
-        ready = ended or wait(list(waiting), _LOOK_SECONDS)
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            rank = waiting.pop(pipe)
-            report = _receive(pipe, rank, processes[rank])
-            if isinstance(report, _Failure):
-                failures.append(report)
-            else:
-                (results[rank],) = report
-        if failures and not ready:
-            break
-    if failures:
-        first = min(failures)
-        raise RuntimeError(f"node {first.rank} {first.text}")
-    return results
-
-
-def _receive(pipe: Connection, rank: int, process: BaseProcess) -> Any:
-    try:
-        if pipe.poll():
-            return pickle.loads(pipe.recv_bytes())
-    except (EOFError, ConnectionError):
-        process.join(_STOP_SECONDS)
-    code = process.exitcode
-    if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name} (exit code {code})"
-    else:
-        how = (
-            f"died with exit code {code} and without a word; its output may say more. A script "
-            'has to call launch under `if __name__ == "__main__":`.'
-        )
-    return _Failure(0.0, rank, how)  # the others only failed because this one had gone
 
 
 def _join(processes: list[BaseProcess], seconds: float) -> None:
@@ -178,7 +137,7 @@ def _run(
         report = pickle.dumps((fn(*args),))
     except BaseException:
         text = f"failed:\n{traceback.format_exc()}"
-        pipe.send_bytes(pickle.dumps(_Failure(time.monotonic(), rank, text)))
+        pipe.send_bytes(pickle.dumps(Failure(time.monotonic(), rank, text)))
         os._exit(1)  # peers see the closed connections at once instead of waiting
     pipe.send_bytes(report)
     may_leave.wait()  # until nobody can be waiting for something this node sent

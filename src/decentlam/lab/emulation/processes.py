@@ -8,28 +8,17 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from decentlam.lab.emulation.hosts import INTERFACE, Host
+from decentlam.launch.reports import collect
 
 _PORT = 29500  # every group of hosts is a network of its own
-_LOOK_SECONDS = 0.5  # how often to look for dead processes; for so long a failure has echoes
 _STOP_SECONDS = 10.0
 # Set by launchers for their own processes; a process in a namespace must not join those.
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "TORCHELASTIC_", "GLOO_")
-
-
-@dataclass(frozen=True, order=True)
-class Failure:
-    """What went wrong on a host; the earliest one is the cause of the others."""
-
-    at: float  # on the clock that all processes of a machine share
-    rank: int
-    text: str
 
 
 def run_on(
@@ -49,6 +38,12 @@ def run_on(
     work = pickle.dumps((fn, args))
     pipes: list[Connection] = []
     processes: list[subprocess.Popen[str]] = []
+
+    def exit_code(rank: int, seconds: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            processes[rank].wait(seconds)
+        return processes[rank].returncode
+
     try:
         for rank, host in enumerate(hosts):
             here, there = Pipe()
@@ -64,7 +59,7 @@ def run_on(
                     )
                 )
             here.send_bytes(work)
-        results = _collect(pipes, processes, timeout_seconds)
+        results = collect(pipes, exit_code, "host", timeout_seconds=timeout_seconds)
         for pipe in pipes:
             pipe.send_bytes(b"")  # nobody needs anybody any more: leave the group
         for process in processes:
@@ -94,46 +89,3 @@ def _environment(rank: int, hosts: list[Host]) -> dict[str, str]:
         "MASTER_PORT": str(_PORT),
         "GLOO_SOCKET_IFNAME": INTERFACE,
     }
-
-
-def _collect(
-    pipes: list[Connection], processes: list[subprocess.Popen[str]], timeout_seconds: float
-) -> list[Any]:
-    """Everyone's result in rank order, or the failure that came first."""
-    deadline = time.monotonic() + timeout_seconds
-    results: list[Any] = [None] * len(pipes)
-    failures: list[Failure] = []
-    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while waiting:
-        ended = [pipe for pipe, rank in waiting.items() if processes[rank].poll() is not None]
-        ready = ended or wait(list(waiting), _LOOK_SECONDS)
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            rank = waiting.pop(pipe)
-            report = _receive(pipe, rank, processes[rank])
-            if isinstance(report, Failure):
-                failures.append(report)
-            else:
-                (results[rank],) = report
-        if failures and not ready:
-            break
-        if time.monotonic() > deadline:
-            late = ", ".join(map(str, sorted(waiting.values())))
-            raise RuntimeError(f"no result after {timeout_seconds:g} s from host {late}; stopped")
-    if failures:
-        first = min(failures)
-        raise RuntimeError(f"host {first.rank} {first.text}")
-    return results
-
-
-def _receive(pipe: Connection, rank: int, process: subprocess.Popen[str]) -> Any:
-    try:
-        if pipe.poll():
-            return pickle.loads(pipe.recv_bytes())
-    except (EOFError, ConnectionError):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-    code = process.returncode
-    killed = code is not None and code < 0
-    how = f"was killed by {signal.Signals(-code).name}" if killed else f"died with exit code {code}"
-    return Failure(0.0, rank, how)  # the others only failed because this one had gone

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from decentlam.lab.emulation.processes import Failure
+from decentlam.launch.reports import Failure
 
 _GROUP_TIMEOUT = timedelta(seconds=120)
 

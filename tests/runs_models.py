@@ -1,0 +1,206 @@
+"""Models that do not use everything, in whatever order, and what torch does to them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from runs import SCALE, flat, targets_of
+from runs_steps import Group, build, quadratic_loss, start, train
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Branches(nn.Module):
+    """Two branches over tied weights, taken in a different order or not at all by each node."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.inner = nn.Linear(3, 3, bias=False)
+        self.left = nn.Linear(3, 4)
+        self.right = nn.Linear(3, 4)
+        self.tied = nn.Linear(3, 3, bias=False)
+        self.tied.weight = self.inner.weight
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.never = nn.Parameter(torch.randn(5))
+        self.double()
+
+
+def branches_loss(model: nn.Module, node: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * node + step)
+    x = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    if node == 2 and step == 3:
+        return model.left(x).square().mean()  # nothing before it is used
+    x = torch.tanh(model.tied(model.inner(x)))
+    if (node + step) % 3 == 0:
+        y = model.left(torch.tanh(model.right(x)[:, :3]))
+    elif (node + step) % 3 == 1:
+        y = model.right(torch.tanh(model.left(x)[:, :3]))
+    else:
+        y = model.left(x)
+    return (y * model.frozen.abs() - 1).square().mean()
+
+
+def branches(
+    process_group: Group, method: str, overlap: bool, chatter: bool = False
+) -> list[Tensor]:
+    """With `chatter` the script communicates by itself between backward and step()."""
+    node, n = dist.get_rank(process_group), dist.get_world_size(process_group)
+    model = Branches(seed=node)
+    optimizer = build(method, model, process_group, overlap=overlap)
+    trajectory = []
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = branches_loss(model, node, step)
+        loss.backward()
+        if chatter:
+            _talk(process_group, node, n)
+        optimizer.step()
+        trajectory.append(trained(model))
+    return trajectory
+
+
+def _talk(process_group: Group, node: int, n: int) -> None:
+    total = torch.ones(1)
+    dist.all_reduce(total, group=process_group)
+    assert total.item() == n
+    ranks = dist.get_process_group_ranks(process_group)
+    received = torch.zeros(1)
+    work = dist.irecv(received, ranks[(node - 1) % n], group=process_group)
+    dist.send(torch.full((1,), float(node)), ranks[(node + 1) % n], group=process_group)
+    work.wait()
+    assert received.item() == (node - 1) % n
+
+
+def trained(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
+
+
+def disjoint(process_group: Group, first: str) -> list[Tensor]:
+    """Two losses over different parameters, as actor and critic have, in two backwards."""
+    node, model, optimizer = start(process_group, "decentlam", bucket_bytes=200)
+    trajectory = []
+    for step in range(5):
+        optimizer.zero_grad()
+        terms = [
+            (1 + 0.1 * step) * 0.5 * s * (w - t).square().sum()
+            for w, t, s in zip(model.weights, targets_of(node), SCALE, strict=True)
+        ]
+        halves = [terms[:2], terms[2:]]
+        for half in halves if first == "front" else halves[::-1]:
+            sum(half).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+class Checkpointed(nn.Module):
+    """Forgets what is between its halves and computes it again in backward."""
+
+    def __init__(self, seed: int = 0, reentrant: bool = False) -> None:
+        super().__init__()
+        self.layers = mlp(seed)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        for half in (self.layers[:2], self.layers[2:]):
+            x = checkpoint(half, x, use_reentrant=self.reentrant)
+        return x
+
+
+def checkpointed(process_group: Group, reentrant: bool) -> list[Tensor]:
+    node = dist.get_rank(process_group)
+    model = Checkpointed(node, reentrant)
+    optimizer = build("decentlam", model, process_group)
+    return train(optimizer, model, node, range(4), mlp_loss)
+
+
+class Large(nn.Module):
+    """More elements than the runtime handles in one piece, and not a multiple of that."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(100_003, dtype=torch.float64))
+        self.second = nn.Parameter(torch.randn(40_001, dtype=torch.float64))
+
+
+def large_loss(model: nn.Module, node: int, step: int) -> Tensor:
+    return sum((p - node - 0.1 * step).square().sum() for p in model.parameters())
+
+
+def large(process_group: Group, method: str, per_node: int = 1) -> list[Tensor]:
+    rank = dist.get_rank(process_group)
+    model = Large(seed=rank)
+    optimizer = build(method, model, process_group, bucket_bytes=10**7, processes_per_node=per_node)
+    return train(optimizer, model, rank, range(4), large_loss)
+
+
+def no_backward_at_all(process_group: Group) -> list[Tensor]:
+    """Node 1 has nothing to learn from at odd steps and calls step() without backward."""
+    node, model, optimizer = start(process_group, "dmsgd", weight_decay=0.0)
+    trajectory = []
+    for step in range(6):
+        optimizer.zero_grad()
+        if not (node == 1 and step % 2):
+            quadratic_loss(model, node, step).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+def channels_last(process_group: Group) -> tuple[list[Tensor], bool]:
+    """Convolutions, one of them frozen, in channels-last memory."""
+    node = dist.get_rank(process_group)
+    model = conv_model(seed=node)
+    optimizer = build("decentlam", model, process_group)
+    trajectory = []
+    for step in range(4):
+        optimizer.zero_grad()
+        conv_loss(model, node, step).backward()
+        optimizer.step()
+        trajectory.append(trained(model))
+    convs = [m for m in model if isinstance(m, nn.Conv2d)]
+    kept = all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in convs)
+    return trajectory, kept
+
+
+def conv_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 3), nn.Conv2d(3, 2, 3))
+    model[2].weight.requires_grad_(False)
+    return model.double().to(memory_format=torch.channels_last)
+
+
+def conv_loss(model: nn.Module, node: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * node + step)
+    x = torch.randn(2, 3, 9, 9, generator=generator, dtype=torch.float64)
+    return model(x.to(memory_format=torch.channels_last)).square().mean()
+
+
+def compiled(process_group: Group, backend: str) -> list[Tensor]:
+    node = dist.get_rank(process_group)
+    model = mlp(seed=node)
+    optimizer = build("decentlam", model, process_group)
+    fast = torch.compile(model, backend=backend)
+    trajectory = []
+    for step in range(5):
+        optimizer.zero_grad()
+        mlp_loss(fast, node, step).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+def mlp(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)
+    ).double()
+
+
+def mlp_loss(model: nn.Module, node: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * node + step)
+    x = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    return (model(x) - x[:, :2]).square().mean()

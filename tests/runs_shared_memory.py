@@ -1,0 +1,104 @@
+"""What processes of one machine do that read each other's messages in memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from runs import Quadratic, flat
+from runs_steps import Group, quadratic_loss, start, train
+from torch import Tensor, nn
+
+STEPS = 24
+LONGEST = 0.02  # seconds that a node may be late, again and again
+
+
+def kind(process_group: Group, **options: Any) -> str:
+    return type(start(process_group, **options)[2].exchange).__name__
+
+
+def delayed_loss(draw: random.Random) -> Any:
+    """The quadratic, on a node that is late at random, before forward and before backward."""
+
+    def loss(model: nn.Module, node: int, step: int) -> Tensor:
+        if draw.random() < 0.3:
+            time.sleep(LONGEST * draw.random())
+        value = quadratic_loss(model, node, step)
+        if draw.random() < 0.3:
+            time.sleep(LONGEST * draw.random())
+        return value
+
+    return loss
+
+
+def delayed(process_group: Group, method: str, topology: str, overlap: bool | str) -> list[Tensor]:
+    """The trajectory, as forward sees it: a look after step() would end what is late."""
+    node, model, optimizer = start(
+        process_group, method, topology=topology, overlap=overlap, stable="ignore"
+    )
+    trajectory: list[Tensor] = []
+    late = delayed_loss(random.Random(node))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = late(model, node, step)
+        trajectory.append(flat(model))
+        loss.backward()
+        optimizer.step()
+    return [*trajectory[1:], flat(model)]
+
+
+def again(process_group: Group) -> list[list[Tensor]]:
+    """Twice the same steps: the number of the step goes back while neighbors may be behind."""
+    node, model, optimizer = start(process_group, "dmsgd", topology="one-peer-exponential")
+    late = delayed_loss(random.Random(node))
+    train(optimizer, model, node, range(3))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    first = train(optimizer, model, node, range(3, 12), late)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    return [first, train(optimizer, model, node, range(3, 12), late)]
+
+
+def maps() -> int:
+    """How often memory of ours is mapped here."""
+    return Path("/proc/self/maps").read_text().count("memfd:decentlam")
+
+
+def held(process_group: Group) -> dict[str, Any]:
+    before = maps()
+    node, model, optimizer = start(process_group, "decentlam")
+    train(optimizer, model, node, range(2))
+    sizes, during = optimizer.memory_bytes(), maps()
+    del optimizer
+    gc.collect()
+    return {"sizes": sizes, "maps": (before, during, maps())}
+
+
+def without_room(process_group: Group) -> tuple[str, list[Tensor]]:
+    """One process may not have files, nor memory that looks like one, of more than 64 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    node, model = process_group.rank(), Quadratic(seed=process_group.rank())
+    if node == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        node, model, optimizer = start(process_group, "decentlam")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return type(optimizer.exchange).__name__, train(optimizer, model, node, range(6))
+
+
+def on_hosts() -> str:
+    """In a namespace of its own each."""
+    import decentlam
+
+    model = nn.Linear(2, 2)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring")
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return type(optimizer.exchange).__name__

@@ -1,0 +1,170 @@
+"""Batches are the same however they are fed: in turn, in any order, by workers."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import importlib
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from images import WORKERS, forks, in_memory, write_image_folder
+
+from decentlam.lab.data import DATASETS, Batches, feed, load, split
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 20, 50])
+def test_each_pass_takes_every_sample_of_a_shard_once(batch: int):
+    shards = [torch.arange(0, 20), torch.arange(20, 33), torch.arange(33, 34)]
+    batches = Batches(shards, batch, seed=5)
+    for node, shard in enumerate(shards):
+        taken = [batches.indices(step, node) for step in range(60)]
+        assert all(len(part) == batch for part in taken)
+        passes = torch.cat(taken).split(len(shard))
+        whole = [part.sort().values for part in passes if len(part) == len(shard)]
+        assert all(torch.equal(part, shard) for part in whole)
+        if len(shard) > 5 and len(whole) > 1:
+            assert not torch.equal(passes[0], passes[1])
+
+
+def test_any_step_can_be_asked_for_in_any_order():
+    shards = split(torch.arange(100) % 10, 4, "iid", seed=0)
+    onward = Batches(shards, 8, seed=1)
+    expected = {(k, i): onward.indices(k, i) for k in range(20) for i in range(4)}
+    backward = Batches(shards, 8, seed=1)
+    for (k, i), indices in reversed(expected.items()):
+        assert torch.equal(backward.indices(k, i), indices)
+        assert onward.generator(k, i).initial_seed() == backward.generator(k, i).initial_seed()
+
+
+def test_nodes_steps_and_seeds_have_random_numbers_of_their_own():
+    shards = [torch.arange(50)] * 3
+    seeds = {
+        Batches(shards, 2, seed).generator(step, node).initial_seed()
+        for seed in range(4)
+        for step in range(10)
+        for node in range(3)
+    }
+    assert len(seeds) == 120
+    firsts = {
+        tuple(Batches(shards, 50, s).indices(0, i).tolist()) for s in (0, 1) for i in range(3)
+    }
+    assert len(firsts) == 6
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "batch", "steps"), [(60_000, 8, 128, 58), (64, 4, 16, 1), (10, 4, 16, 1)]
+)
+def test_an_epoch_is_as_many_samples_as_there_are(count: int, nodes: int, batch: int, steps: int):
+    shards = split(torch.zeros(count, dtype=torch.int64), nodes, "iid", seed=0)
+    assert Batches(shards, batch, seed=0).steps_per_epoch == steps
+
+
+def test_bad_batches_and_feeds_are_refused():
+    shards = [torch.arange(4), torch.arange(4, 8)]
+    with pytest.raises(ValueError, match=r"nodes without any: \[1\]"):
+        Batches([torch.arange(4), torch.arange(0)], 2, seed=0)
+    with pytest.raises(
+        ValueError, match="batch_per_node must be a whole number of 1 or more, got 0"
+    ):
+        Batches(shards, 0, seed=0)
+    with pytest.raises(ValueError, match="seed must be a whole number of 0 or more, got -1"):
+        Batches(shards, 1, seed=-1)
+    batches = Batches(shards, 2, seed=0)
+    with pytest.raises(ValueError, match="nodes from 0 to 1; there is no step 0 of node 2"):
+        batches.indices(0, 2)
+    with pytest.raises(ValueError, match=r"some of 0 to 1, got \[2\]"):
+        feed(in_memory(), batches, [2], 0, 1)
+    with pytest.raises(ValueError, match="from 3 up to 2"):
+        feed(in_memory(), batches, [0], 3, 2)
+    with pytest.raises(ValueError, match="workers must be a whole number of 0 or more, got -1"):
+        feed(in_memory(), batches, [0], 0, 1, workers=-1)
+
+
+def test_the_feed_is_the_batches_of_each_node_stacked():
+    data = in_memory()
+    batches = Batches(split(data.labels, 3, "iid", seed=0), 4, seed=0)
+    steps = list(feed(data, batches, [2, 0], 5, 8))
+    assert len(steps) == 3
+    for step, (inputs, labels) in enumerate(steps, start=5):
+        assert inputs.shape == (2, 4, 3, 8, 8) and labels.shape == (2, 4)
+        for row, node in enumerate([2, 0]):
+            indices = batches.indices(step, node)
+            expected = data.train_batch(indices, batches.generator(step, node))
+            assert torch.equal(inputs[row], expected[0])
+            assert torch.equal(labels[row], data.labels[indices])
+    (alone, _), *_ = feed(data, batches, [0], 5, 6)
+    assert torch.equal(alone[0], steps[0][0][1])
+    assert list(feed(data, batches, [0], 5, 5)) == []
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory) -> Path:
+    return write_image_folder(tmp_path_factory.mktemp("imagenet"))
+
+
+@forks
+@pytest.mark.parametrize("kind", ["in memory", "folder"])
+def test_workers_give_the_same_values_and_leave_the_global_generator_alone(
+    kind: str, image_folder: Path
+):
+    data = in_memory() if kind == "in memory" else load("imagenet", image_folder)
+    batches = Batches(split(data.labels, 2, "iid", seed=0), 3, seed=0)
+    before = torch.get_rng_state()
+    here = list(feed(data, batches, [0, 1], 2, 6))
+    ahead = list(feed(data, batches, [0, 1], 2, 6, workers=WORKERS))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(here) == len(ahead) == 4
+    for (x, y), (same_x, same_y) in zip(here, ahead, strict=True):
+        assert torch.equal(x, same_x) and torch.equal(y, same_y)
+
+
+@forks
+@pytest.mark.parametrize("how", ["closed", "dropped", "used up"])
+def test_workers_stop_with_the_feed(how: str):
+    data = in_memory()
+    batches = Batches(split(data.labels, 2, "iid", seed=0), 3, seed=0)
+    steps = feed(data, batches, [0], 0, 5, workers=WORKERS)
+    next(steps)
+    assert len(multiprocessing.active_children()) == WORKERS
+    if how == "closed":
+        steps.close()
+    elif how == "dropped":
+        del steps
+        gc.collect()
+    else:
+        assert len(list(steps)) == 4
+    assert multiprocessing.active_children() == []
+
+
+@forks
+def test_a_failure_in_a_worker_reaches_the_training_and_stops_the_workers(tmp_path: Path):
+    for part in ("train", "val"):
+        (tmp_path / part / "n01").mkdir(parents=True)
+        (tmp_path / part / "n01" / "broken.png").write_bytes(b"no image")
+    batches = Batches([torch.arange(1)], 1, seed=0)
+    with pytest.raises(ValueError, match=r"broken\.png is not an image"):
+        next(feed(load("imagenet", tmp_path), batches, [0], 0, 5, workers=1))
+    assert multiprocessing.active_children() == []
+
+
+def test_the_lab_imports_torchvision_and_scikit_learn_when_data_is_loaded():
+    code = """
+import sys, decentlam.lab.data, decentlam.lab.models, decentlam.lab.schedules
+print(sorted({"torchvision", "sklearn", "PIL", "matplotlib"} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert list(DATASETS) == ["digits", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
+
+
+@pytest.mark.parametrize("name", ["data.batches", "data.shards", "models", "schedules"])
+def test_examples_in_docstrings_print_what_they_say(name: str):
+    done = doctest.testmod(importlib.import_module(f"decentlam.lab.{name}"))
+    assert done.attempted and not done.failed

@@ -1,0 +1,114 @@
+"""Every way to start a run, for real: torchrun on several hosts, mpirun, srun, by hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from launching import JOIN, assert_trained, environment, finish, start, training
+
+from decentlam.lab import emulation
+
+pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
+
+
+def test_torchrun_without_init_joins_when_the_optimizer_is_built(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    finish(start([*torchrun, "--nproc-per-node=2", *training(tmp_path, "never")]))
+    assert_trained(tmp_path, 2)
+
+
+BY_HAND = {
+    "openmpi": lambda rank, port: {
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": f"{port}",  # the job's number, which the port is made from
+    },
+    "mpich": lambda rank, port: {
+        "PMI_RANK": rank,
+        "PMI_SIZE": "2",
+        "MPI_LOCALRANKID": rank,
+        "MPI_LOCALNRANKS": "2",
+        "MASTER_PORT": f"{port}",
+    },
+    "slurm": lambda rank, port: {
+        "SLURM_PROCID": rank,
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": rank,
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_ID": f"{port}",
+        "SLURM_STEP_ID": "0",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", BY_HAND)
+def test_variables_of_other_launchers_are_enough(launcher: str) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store
+    processes = [
+        start([sys.executable, "-c", JOIN], **BY_HAND[launcher](str(rank), port))
+        for rank in range(2)
+    ]
+    assert finish(*processes) == [("0/2\n", ""), ("1/2\n", "")]
+
+
+def test_mpirun_for_real() -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed (Debian: apt-get install openmpi-bin)")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *root, "--oversubscribe", "-n", "2", sys.executable, "-c", JOIN]
+    ((out, _),) = finish(start(command))
+    assert "0/2" in out and "1/2" in out  # mpirun may run lines together
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("meets_at", ["name", pytest.param("address", marks=pytest.mark.slow)])
+def test_torchrun_on_two_hosts(meets_at: str, tmp_path: Path) -> None:
+    """By name is the hard case: on its own host the name of process 0's host is 127.0.1.1."""
+    reason = emulation.unavailable()
+    if reason is not None:
+        pytest.skip(f"no second host: {reason}")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    with emulation.hosts(2) as hosts:
+        there = getattr(hosts[0], meets_at)
+        agents = [
+            host.start(
+                [
+                    *torchrun,
+                    f"--node-rank={i}",
+                    f"--master-addr={there}",
+                    *training(tmp_path, "init"),
+                ],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for i, host in enumerate(hosts)
+        ]
+        finish(*agents)
+    assert_trained(tmp_path, 4)
+
+
+@pytest.mark.netns
+def test_namespaces_are_removed_after_a_failure_and_with_the_processes_inside() -> None:
+    reason = emulation.unavailable()
+    if reason is not None:
+        pytest.skip(f"no second host: {reason}")
+    with pytest.raises(KeyboardInterrupt), emulation.hosts(2) as hosts:
+        sleeper = hosts[1].start(["sleep", "600"])
+        raise KeyboardInterrupt
+    assert sleeper.wait(10) == -signal.SIGKILL
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert f"dlam-{os.getpid()}" not in listed
+    assert not list(Path("/etc/netns").glob(f"dlam-{os.getpid()}*"))

@@ -1,0 +1,76 @@
+"""What happened to a parameter behind the optimizer's back is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from one_node import Net, loss_of, one_step_each
+from torch import nn
+
+import decentlam
+
+
+@pytest.fixture
+def named() -> Iterator[tuple[Net, Any]]:
+    model = Net()
+    yield model, decentlam.DecentLaM(model.named_parameters(), lr=0.1)
+
+
+def test_named_parameters_train(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    theirs = Net()
+    reference = torch.optim.SGD(theirs.named_parameters(), lr=0.1, momentum=0.9)
+    one_step_each(model, optimizer, reference, theirs)
+    assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "sometimes"
+
+
+@pytest.mark.parametrize("move", [lambda m: m.float(), lambda m: m.first.half()])
+def test_parameter_moved_after_construction(
+    named: tuple[Net, Any], move: Callable[[Net], Any]
+) -> None:
+    model, optimizer = named
+    move(model)
+    with pytest.raises(RuntimeError, match=r"(first|second)\.bias was moved or converted"):
+        optimizer.step()
+
+
+def test_parameter_given_new_data_after_construction(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    loss_of(model, 0).backward()
+    model.second.bias.data = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"second\.bias was moved"):
+        optimizer.step()
+
+
+def test_parameter_unfrozen_after_construction(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    model.frozen.requires_grad_(True)
+    loss_of(model, 0).backward()
+    with pytest.raises(RuntimeError, match="frozen when the optimizer was built"):
+        optimizer.step()
+
+
+def test_sparse_gradient_is_refused_by_name() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    _kept = decentlam.DecentLaM(model.named_parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"weight has a sparse gradient.*sparse=False"):
+        model(torch.tensor([1, 3])).sum().backward()
+
+
+def test_step_inside_no_sync_is_refused(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    with optimizer.no_sync():
+        loss_of(model, 0).backward()
+        with pytest.raises(RuntimeError, match="no_sync"):
+            optimizer.step()
+    optimizer.step()
+
+
+def test_wrong_state_is_refused() -> None:
+    small, large = nn.Linear(2, 2), nn.Linear(3, 3)
+    saved = decentlam.DecentLaM(small.parameters(), lr=0.1).state_dict()
+    with pytest.raises(ValueError, match="shape"):
+        decentlam.DecentLaM(large.parameters(), lr=0.1).load_state_dict(saved)
