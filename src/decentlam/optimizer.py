@@ -158,7 +158,9 @@ class DecentralizedOptimizer(Stepping):
     def _bucket_bytes(self) -> int:
         trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         size = sum(p.nbytes for p in trained)
-        return self._options.bucket_bytes or usual_bucket_bytes(size, self._shares)
+        # In nodes of several processes the saved state follows the buckets, wherever it is loaded.
+        fewer = self._shares and self.network.processes_per_node == 1
+        return self._options.bucket_bytes or usual_bucket_bytes(size, one_machine=fewer)
 
     def _could_share(self) -> bool:
         """Whether neighbors could read messages in memory, if all are on one machine. Messages

@@ -38,13 +38,20 @@ def one_machine(network: Network) -> bool:
 
     Other namespaces are as good as other machines: an emulated network must not be passed by.
     """
-    here = None
-    if hasattr(os, "memfd_create") and platform.machine() == "x86_64":
+    found = _gather(network, _here())
+    return None not in found and len(set(found)) == 1
+
+
+def _here() -> tuple[object, ...] | None:
+    """What processes that can share memory have alike; None where nobody can."""
+    if not hasattr(os, "memfd_create") or platform.machine() != "x86_64":
+        return None
+    try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "user")]
-        here = (boot, os.getuid(), *spaces)
-    found = _gather(network, here)
-    return None not in found and len(set(found)) == 1
+    except OSError:  # a sandbox; whoever raised here would leave the others waiting
+        return None
+    return (boot, os.getuid(), *spaces)
 
 
 class Outboxes:
@@ -128,14 +135,13 @@ def open_outboxes(network: Network, likes: Sequence[Tensor]) -> Outboxes | None:
 
 def _reserve(size: int) -> tuple[int | None, tuple[int, int, int] | None]:
     """Memory without a name in any file system: gone with the last process that maps it."""
-    nonce = secrets.randbits(62)
-    descriptor = os.memfd_create("decentlam", os.MFD_CLOEXEC)
+    nonce, descriptor = secrets.randbits(62), None
     try:
+        descriptor = os.memfd_create("decentlam", os.MFD_CLOEXEC)
         os.posix_fallocate(descriptor, 0, size)  # else a lack of memory would be a SIGBUS later
         os.pwrite(descriptor, nonce.to_bytes(_NUMBER, "little"), 0)
     except OSError:
-        os.close(descriptor)
-        return None, None
+        return descriptor, None
     return descriptor, (os.getpid(), descriptor, nonce)
 
 
