@@ -69,6 +69,7 @@ class Job:
             bucket_bytes=self.bucket_bytes,
             timeout_seconds=60.0,
             shared_memory=self.shared_memory,
+            stable="ignore",  # as in the simulator
         )
         for step in range(STEPS):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
