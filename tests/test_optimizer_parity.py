@@ -14,7 +14,7 @@ import decentlam
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 16
+STEPS = 30
 SMALL = 100  # bytes: nearly every parameter is a bucket of its own
 LARGE = 2**20
 
