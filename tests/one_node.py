@@ -49,6 +49,13 @@ class Net(nn.Module):
         return y * self.sometimes + self.frozen if everything else y
 
 
+def beside_sgd() -> tuple[Net, decentlam.DecentLaM, Net, torch.optim.SGD]:
+    """Two equal networks, one with our optimizer and one with torch's."""
+    ours, theirs = Net(), Net()
+    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
+    return ours, optimizer, theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+
+
 def loss_of(model: nn.Module, step: int, **options: Any) -> Tensor:
     generator = torch.Generator().manual_seed(step)
     dtype = next(model.parameters()).dtype

@@ -7,11 +7,13 @@ import gc
 import random
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from runs import Quadratic, flat
+from runs import flat
 from runs_steps import Group, quadratic_loss, start, train
 from torch import Tensor, nn
 
@@ -80,25 +82,36 @@ def held(process_group: Group) -> dict[str, Any]:
     return {"sizes": sizes, "maps": (before, during, maps())}
 
 
-def without_room(process_group: Group) -> tuple[str, list[Tensor]]:
-    """One process may not have files, nor memory that looks like one, of more than 64 bytes."""
+@contextmanager
+def no_room(here: bool) -> Iterator[None]:
+    """A process may not have files, nor memory that looks like one, of more than 64 bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    node, model = process_group.rank(), Quadratic(seed=process_group.rank())
-    if node == 1:
+    if here:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
-        node, model, optimizer = start(process_group, "decentlam")
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def without_room(process_group: Group) -> tuple[str, list[Tensor]]:
+    with no_room(process_group.rank() == 1):
+        node, model, optimizer = start(process_group, "decentlam")
     return type(optimizer.exchange).__name__, train(optimizer, model, node, range(6))
 
 
-def on_hosts() -> str:
-    """In a namespace of its own each."""
-    import decentlam
-
-    model = nn.Linear(2, 2)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring")
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    return type(optimizer.exchange).__name__
+def less_room_later(process_group: Group, shared_memory: bool) -> tuple[list[str], list[Tensor]]:
+    """One process has no memory left when parameters are added."""
+    node, model, optimizer = start(process_group, "decentlam", shared_memory=shared_memory)
+    kinds = [type(optimizer.exchange).__name__]
+    trajectory = train(optimizer, model, node, range(3))
+    more = nn.Parameter(torch.zeros(7, dtype=torch.float64))
+    with no_room(node == 1):
+        optimizer.add_param_group({"params": [("more", more)]})
+    kinds.append(type(optimizer.exchange).__name__)
+    for step in range(3, 6):
+        optimizer.zero_grad()
+        (quadratic_loss(model, node, step) + (more - node).square().sum()).backward()
+        optimizer.step()
+        trajectory += [flat(model), more.detach().clone()]
+    return kinds, trajectory

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from emulated import left_of, start
 from torch import nn
 
+import decentlam
 from decentlam.lab.emulation import bits_per_second, hosts, run_on, unavailable
 from decentlam.lab.emulation.models import with_straggler
 from decentlam.lab.emulation.setting import Setting
@@ -59,7 +60,9 @@ def observe(megabytes: int) -> dict[str, Any]:
         begun = time.perf_counter()
         loss(nn.Identity())
         late.append(time.perf_counter() - begun > 0.02)
-    return {"rank": rank, "rates": rates, "counted": counted, "late": late}
+    optimizer = decentlam.DecentLaM(nn.Linear(2, 2).parameters(), lr=0.1, topology="ring")
+    exchange = type(optimizer.exchange).__name__
+    return {"rank": rank, "rates": rates, "counted": counted, "late": late, "exchange": exchange}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,12 @@ def test_a_link_carries_its_bandwidth_in_both_directions_at_once(observed: Any) 
 def test_the_interface_counts_what_was_sent(observed: Any) -> None:
     for report in observed:
         assert all(5e6 <= count < 1.1 * 5e6 for count in report["counted"])
+
+
+@pytest.mark.netns
+def test_hosts_share_no_memory(observed: Any) -> None:
+    """They could, being on one machine, and no byte would pass the link."""
+    assert {report["exchange"] for report in observed} == {"ProcessGroupExchange"}
 
 
 @pytest.mark.netns

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from one_node import Net, assert_close, flat, loss_of, train
+from one_node import Net, assert_close, beside_sgd, flat, loss_of, train
 from torch import Tensor, nn
 
 import decentlam
@@ -70,9 +70,7 @@ def test_state_dict_hook_may_rewrite_what_is_saved() -> None:
 
 
 def test_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
-    ours, theirs = Net(), Net()
-    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    ours, optimizer, theirs, reference = beside_sgd()
     for step in range(5):
         losses = []
         for model, opt in ((ours, optimizer), (theirs, reference)):
@@ -108,9 +106,7 @@ def test_zero_grad(to_none: bool) -> None:
 
 def test_gradients_accumulate_over_backwards_as_in_torch() -> None:
     """On one node nothing is sent, so none of these is too late."""
-    ours, theirs = Net(), Net()
-    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    ours, optimizer, theirs, reference = beside_sgd()
     for step in range(4):
         for model, opt in ((ours, optimizer), (theirs, reference)):
             opt.zero_grad(set_to_none=step % 2 == 0)
@@ -124,9 +120,7 @@ def test_gradients_accumulate_over_backwards_as_in_torch() -> None:
 
 
 def test_backward_may_keep_its_graph() -> None:
-    ours, theirs = Net(), Net()
-    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    ours, optimizer, theirs, reference = beside_sgd()
     for step in range(3):
         for model, opt in ((ours, optimizer), (theirs, reference)):
             opt.zero_grad()
@@ -139,9 +133,7 @@ def test_backward_may_keep_its_graph() -> None:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_backward_with_create_graph() -> None:
-    ours, theirs = Net(), Net()
-    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    ours, optimizer, theirs, reference = beside_sgd()
     for step in range(3):
         for model, opt in ((ours, optimizer), (theirs, reference)):
             opt.zero_grad()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from one_node import Net, assert_close, build, every_method, flat, train
+from one_node import Net, assert_close, beside_sgd, build, every_method, flat, train
 from torch.optim import lr_scheduler
 
 import decentlam
@@ -79,9 +79,7 @@ def test_state_dict_has_torchs_form() -> None:
 def test_model_loaded_after_construction_is_what_trains() -> None:
     other = Net()
     train(other, decentlam.DmSGD(other.parameters(), lr=0.3), range(3))
-    ours, theirs = Net(), Net()
-    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    ours, optimizer, theirs, reference = beside_sgd()
     for model in (ours, theirs):
         model.load_state_dict(other.state_dict())
     assert_close([flat(ours)], [flat(other)])

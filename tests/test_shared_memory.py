@@ -8,8 +8,6 @@ import runs_shared_memory as shared
 import runs_steps
 from runs import Scenarios
 
-from decentlam.lab.emulation import hosts, run_on, unavailable
-
 pytestmark = pytest.mark.timeout(300)
 
 N = 4
@@ -31,6 +29,8 @@ for method, topology, overlap in RUNS:
 scenarios.add("again", shared.again)
 scenarios.add("held", shared.held)
 scenarios.add("without room", shared.without_room)
+scenarios.add("less room later", shared.less_room_later, shared_memory=True)
+scenarios.add("sent", shared.less_room_later, shared_memory=False)
 scenarios.add("usual", shared.kind, method="decentlam")
 scenarios.add("switched off", shared.kind, method="decentlam", shared_memory=False)
 scenarios.add("needs no gradient", shared.kind, method="awc-dmsgd")
@@ -71,6 +71,13 @@ def test_without_memory_on_one_node_all_send_their_messages() -> None:
     runs.assert_equal([t for _, t in found], runs_steps.simulate("decentlam", N, 6))
 
 
+def test_without_memory_for_another_group_of_parameters_all_send_their_messages() -> None:
+    both = zip(scenarios.outcomes("less room later"), scenarios.outcomes("sent"), strict=True)
+    for (found, trajectory), (_, expected) in both:
+        assert found == ["SharedMemoryExchange", "ProcessGroupExchange"]
+        assert runs.same(trajectory, expected)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -83,9 +90,3 @@ def test_without_memory_on_one_node_all_send_their_messages() -> None:
 )
 def test_who_shares(name: str, expected: str) -> None:
     assert set(scenarios.outcomes(name)) == {expected}
-
-
-@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
-def test_emulated_hosts_do_not_share() -> None:
-    with hosts(2) as made:
-        assert run_on(made, shared.on_hosts, timeout_seconds=120) == ["ProcessGroupExchange"] * 2

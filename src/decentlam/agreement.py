@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from decentlam.algorithms import Algorithm
 from decentlam.exchange.network import Network
 from decentlam.options import Options
@@ -40,13 +38,12 @@ def check_agreement(network: Network, facts: Mapping[str, object]) -> None:
     """Raises the same error on every process if one's facts differ from process 0's."""
     if network.group is None:
         return
-    everyone: list[dict[str, object] | None] = [None] * network.num_processes
-    dist.all_gather_object(everyone, dict(facts), group=network.group)
-    reference = everyone[0] or {}
+    everyone: list[dict[str, object]] = network.gather(dict(facts))
+    reference = everyone[0]
     differences = []
     for rank, theirs in enumerate(everyone):
         for key in reference:
-            if theirs is not None and theirs.get(key) != reference[key]:
+            if theirs.get(key) != reference[key]:
                 differences.append(
                     f"process {rank} has {key} = {theirs.get(key)!r}, "
                     f"process 0 has {reference[key]!r}"

@@ -16,7 +16,7 @@ from torch import nn
 
 from decentlam.agreement import check_agreement
 from decentlam.checkpoint import directory, state
-from decentlam.checkpoint.together import gather, together
+from decentlam.checkpoint.together import together
 from decentlam.exchange.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
 
@@ -61,7 +61,7 @@ def save_checkpoint(
     try:
         together(network, _on_process_0(network, lambda: directory.begin(target)))
         facts = together(network, lambda: directory.write(target, network.rank, content))
-        files = {directory.file_of(r): f for r, f in enumerate(gather(network, facts))}
+        files = {directory.file_of(r): f for r, f in enumerate(network.gather(facts))}
         meta = {**_describe(optimizer), "saved": sorted(others), "files": files}
         together(network, _on_process_0(network, lambda: directory.commit(target, meta)))
     except Exception:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import torch.distributed as dist
+from typing import TypeVar, cast
 
 from decentlam.errors import CheckpointError
 from decentlam.exchange.network import Network
 
 T = TypeVar("T")
-
-
-def gather(network: Network, value: Any) -> list[Any]:
-    """What every process has, in rank order."""
-    everyone: list[Any] = [value] * network.num_processes
-    if network.group is not None:
-        dist.all_gather_object(everyone, value, group=network.group)
-    return everyone
 
 
 def together(network: Network, work: Callable[[], T]) -> T:
@@ -32,7 +22,7 @@ def together(network: Network, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:
         failure = error
-    reports = gather(network, None if failure is None else _report(failure))
+    reports = network.gather(None if failure is None else _report(failure))
     failed = [(rank, *report) for rank, report in enumerate(reports) if report is not None]
     if not failed:
         return cast(T, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,13 @@ class Network:
     def batched(self) -> bool:
         """Whether sends and receives must be posted as one batch (NCCL)."""
         return self.group is not None and "nccl" in dist.get_backend(self.group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process has, in rank order; asked of all of them together."""
+        everyone: list[Any] = [value] * self.num_processes
+        if self.group is not None:
+            dist.all_gather_object(everyone, value, group=self.group)
+        return everyone
 
     def peer(self, node: int) -> int:
         """The global rank of the process in this lane of `node`."""

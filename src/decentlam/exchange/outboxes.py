@@ -18,10 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.exchange.network import Network
@@ -33,12 +31,12 @@ _NAPS = (2e-5, 1e-3)  # seconds, first and longest, between two looks at a numbe
 _LIFE_SECONDS = 0.05  # between two looks at whether a process is still there
 
 
-def one_machine(network: Network) -> bool:
-    """Whether all processes can map each other's memory; asked of all of them together.
+def one_machine(network: Network, able: bool) -> bool:
+    """Whether all processes are able to and can map each other's memory; asked of all together.
 
     Other namespaces are as good as other machines: an emulated network must not be passed by.
     """
-    found = _gather(network, _here())
+    found = network.gather(_here() if able else None)
     return None not in found and len(set(found)) == 1
 
 
@@ -99,8 +97,6 @@ class News:
         return self.arrived()
 
     def wait(self, timeout: timedelta) -> bool:
-        if self.arrived():
-            return True
         begun = looked = time.monotonic()
         nap, longest = _NAPS
         while not self.arrived():
@@ -121,13 +117,13 @@ def open_outboxes(network: Network, likes: Sequence[Tensor]) -> Outboxes | None:
     size = _head(likes) + SETS * sum(map(_room, likes))
     memory: list[mmap.mmap] = []
     descriptor, place = _reserve(size)
-    places = _gather(network, place)
+    places = network.gather(place)
     try:
         if None not in places:
             memory = [_map(pid, fd, nonce, size) for pid, fd, nonce in places]
     except (OSError, ValueError):
         memory = []
-    complete = all(_gather(network, bool(memory)))  # now nobody opens it any more
+    complete = all(network.gather(bool(memory)))  # now nobody opens it any more
     if descriptor is not None:
         os.close(descriptor)
     return Outboxes(likes, memory, [pid for pid, *_ in places], network.rank) if complete else None
@@ -175,12 +171,6 @@ def _cut(memory: mmap.mmap, likes: Sequence[Tensor]) -> list[list[Tensor]]:
             sets[-1].append(flat.view(like.shape))
             start += _room(like)
     return sets
-
-
-def _gather(network: Network, value: Any) -> list[Any]:
-    everyone: list[Any] = [None] * network.num_processes
-    dist.all_gather_object(everyone, value, group=network.group)
-    return everyone
 
 
 def _ended(pid: int) -> bool:

@@ -7,13 +7,14 @@ read it two turns ago must be done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from decentlam.algorithms import Reach
+from decentlam.errors import ExchangeError
 from decentlam.exchange.network import Network
-from decentlam.exchange.outboxes import SETS, Outboxes, open_outboxes
+from decentlam.exchange.outboxes import SETS, Outboxes
 from decentlam.exchange.process_group import ProcessGroupExchange, Round, explained
 from decentlam.topology import Topology
 
@@ -57,6 +58,12 @@ class SharedMemoryExchange(ProcessGroupExchange):
     ) -> Round:
         if reach is not Reach.NEIGHBORS:
             return super().start(slot, message, index, reach)
+        own = self._outboxes.buffer(self._outboxes.me, self._turn, slot)
+        if message.data_ptr() != own.data_ptr():  # neighbors would read what is not meant
+            raise ExchangeError(
+                f"{self._place(slot, index)}: the message was not formed in its outbox; a step "
+                "that failed cannot be repeated. Build a new optimizer, or use_network()."
+            )
         row = self.topology.row(self.network.node, index)
         round = Round(
             [(row.get(self.network.node, 0.0), message)], self._place(slot, index), self.timeout
@@ -76,13 +83,3 @@ class SharedMemoryExchange(ProcessGroupExchange):
 
     def _process(self, node: int) -> int:
         return node * self.network.processes_per_node + self.network.lane
-
-
-def share(
-    network: Network, topology: Topology, timeout_seconds: float, tag: int, likes: Sequence[Tensor]
-) -> SharedMemoryExchange | None:
-    """For messages of such sizes, on all processes together; None if one has no memory for it."""
-    outboxes = open_outboxes(network, likes)
-    if outboxes is None:
-        return None
-    return SharedMemoryExchange(network, topology, timeout_seconds, tag, outboxes)

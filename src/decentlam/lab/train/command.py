@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from decentlam import ALGORITHMS
-from decentlam.checkpoint.together import gather, together
+from decentlam.checkpoint.together import together
 from decentlam.exchange.network import connect
 from decentlam.lab.data import DATASETS
 from decentlam.lab.models import MODELS
@@ -204,7 +204,7 @@ def _on_process_0(work: Callable[[], T]) -> T:
     """What work() gives on process 0, on every process; its error is raised on every one."""
     network = connect()
     result = together(network, work if network.rank == 0 else lambda: None)
-    found: T = gather(network, result)[0]
+    found: T = network.gather(result)[0]
     return found
 
 

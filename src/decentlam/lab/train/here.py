@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from decentlam.checkpoint.together import gather, together
+from decentlam.checkpoint.together import together
 from decentlam.exchange.network import ALONE, Network, connect
 from decentlam.lab.data import Batches, load, split
 from decentlam.lab.recipes import Recipe
@@ -58,7 +58,7 @@ def train_here(order: Order, wished: Callable[[], bool]) -> Summary:
     job, engine = _build(order, network)
     meter, step = Meter(), 0
     checkpoint = directory / records.CHECKPOINT
-    if order.resume and gather(network, checkpoint.exists())[0]:
+    if order.resume and network.gather(checkpoint.exists())[0]:
         step = engine.load(checkpoint, meter)
     steps = recipe.steps(job.batches.steps_per_epoch)
     if network.rank != 0:

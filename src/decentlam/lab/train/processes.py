@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decentlam.checkpoint import load_checkpoint, save_checkpoint
-from decentlam.checkpoint.together import gather
 from decentlam.exchange.network import communication_device
 from decentlam.lab.data import Data
 from decentlam.lab.models import make_model
@@ -91,7 +90,7 @@ class Processes:
             evaluation.add(own, evaluation.score(self.model, batch, self.numerics))
             if k % self.network.num_nodes == self.network.node:
                 evaluation.add(share, evaluation.score(average, batch, self.numerics))
-        reports = gather(self.network, (own, share))
+        reports = self.network.gather((own, share))
         averaged = [sum(values) for values in zip(*(share for _, share in reports), strict=True)]
         distance = self.optimizer.consensus_distance()
         return evaluation.numbers(averaged, [own for own, _ in reports], distance)
