@@ -11,6 +11,8 @@ from trajectories import STEPS, Problem, constant, library_trajectory, method_id
 
 import decentlam
 from decentlam import topology
+from decentlam.algorithms import Step
+from decentlam.algorithms.steady import SteadyDecentLaM
 from decentlam.simulate import Nodes
 
 
@@ -191,3 +193,19 @@ def test_biases_on_quadratics_are_the_closed_forms() -> None:
             name, net, problem.start(), problem.torch_gradient, lr, 3000, momentum=beta
         )
         np.testing.assert_allclose(x, fixed_point(shrink), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("lr_ratio", [1.0, 0.5])
+def test_the_steady_forms_fused_update_is_that_of_its_formulas(lr_ratio: float) -> None:
+    """Single precision takes torch's fused kernels, double precision plain operations."""
+    draw = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(10_000, generator=draw) * scale for scale in (1, 9, 1, 0.1, 0.1)]
+    method, step = SteadyDecentLaM(0.9), Step(3, lr=1e-3, lr_ratio=lr_ratio)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        x, g, mixed, v, s = (t.to(dtype, copy=True) for t in tensors)
+        method.update(x, g, mixed, {"v": v, "s": s}, step)
+        results.append((x, v, s))
+    largest = max(t.abs().max().item() for t in tensors[::2])  # x, mixed, s
+    for single, double in zip(*results, strict=True):
+        assert (single - double).abs().max() < 4 * torch.finfo(torch.float32).eps * largest

@@ -20,8 +20,9 @@ from decentlam.cost.automatic import automatic
 from decentlam.errors import ExchangeError
 from decentlam.exchange.network import Network, communication_device, connect
 from decentlam.exchange.outboxes import one_machine, open_outboxes
-from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange
+from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, piece_bytes
 from decentlam.exchange.shared_memory import SharedMemoryExchange
+from decentlam.exchange.sockets import keep_short
 from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
@@ -43,6 +44,7 @@ class Construction(Stepping):
 
     _method: Algorithm  # as the user named it; what runs may be its stable form
     _ready: bool
+    _together: bool  # whether all processes build it at the same time
 
     def _attach(self, process_group: dist.ProcessGroup | None, agree: bool) -> None:
         """Joins the network, lays the parameters out and hooks into backward."""
@@ -67,6 +69,7 @@ class Construction(Stepping):
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
         # A copy or an unpickled optimizer may be one process's own idea: it must not ask others.
+        self._together = agree
         self._shares = agree and self._could_share() and one_machine(self.network, self._on_cpu())
         if options.topology == "auto":
             self._options = dataclasses.replace(options, topology=self._choose_topology())
@@ -132,7 +135,15 @@ class Construction(Stepping):
             if outboxes is not None:
                 return SharedMemoryExchange(*arguments, outboxes)
             log.info("no memory to share; messages are sent through the process group")
+        if self._flights and self._could_overtake():
+            keep_short(self.network, max(piece_bytes(flight.x.nbytes) for flight in self._flights))
         return ProcessGroupExchange(*arguments)
+
+    def _could_overtake(self) -> bool:
+        """Whether some messages may become more urgent than others that were sent before."""
+        mode = self._first_mode(self.network)
+        neighbors = self._method.needs_gradient and not always_everyone(self._method)
+        return self._together and mode in ("auto", "forward") and neighbors
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
         """What runs when there is only one node."""

@@ -100,8 +100,8 @@ def momentum_step_(
     x: Tensor, g: Tensor, m: Tensor, lr: float, beta: float, nesterov: bool = False
 ) -> None:
     """m = beta m + g;  x = x - lr m (or g + beta m with Nesterov), in place."""
-    if beta > 0 and _fusible(x, g, m):  # the fused kernel takes no m when beta is 0
-        _fused_step_(x, g, m, lr=lr, momentum=beta, nesterov=nesterov)
+    if beta > 0 and fusible(x, g, m):  # the fused kernel takes no m when beta is 0
+        fused_step_(x, g, m, lr=lr, momentum=beta, nesterov=nesterov)
     else:
         m.mul_(beta).add_(g)
         x.sub_(torch.add(g, m, alpha=beta) if nesterov else m, alpha=lr)
@@ -112,14 +112,14 @@ def heavy_ball_step_(x: Tensor, target: Tensor, v: Tensor, beta: float) -> None:
 
     To the fused kernel, ascending along `target` with weight decay 1 is a gradient x - target.
     """
-    if beta > 0 and _fusible(x, target, v):
-        _fused_step_(x, target, v, lr=1.0, momentum=beta, weight_decay=1.0, maximize=True)
+    if beta > 0 and fusible(x, target, v):
+        fused_step_(x, target, v, lr=1.0, momentum=beta, weight_decay=1.0, maximize=True)
     else:
         v.mul_(beta).add_(x - target)  # the difference first: it is small, and exact
         x.sub_(v)
 
 
-def _fusible(*tensors: Tensor) -> bool:
+def fusible(*tensors: Tensor) -> bool:
     """The fused kernel takes whole stretches of memory of one precision."""
     first = tensors[0].dtype
     return first in (torch.float32, torch.float64) and all(
@@ -127,7 +127,7 @@ def _fusible(*tensors: Tensor) -> bool:
     )
 
 
-def _fused_step_(
+def fused_step_(
     x: Tensor,
     g: Tensor,
     m: Tensor,
@@ -135,10 +135,14 @@ def _fused_step_(
     lr: float,
     momentum: float,
     weight_decay: float = 0.0,
+    dampening: float = 0.0,
     nesterov: bool = False,
     maximize: bool = False,
 ) -> None:
-    """torch's own SGD kernel: one pass over memory where separate operations take four."""
+    """torch's own SGD kernel: one pass over memory where separate operations take four.
+
+    m = momentum m + (1 - dampening) g;  x = x - lr m, in place.
+    """
     torch._fused_sgd_(
         [x],
         [g],
@@ -146,7 +150,7 @@ def _fused_step_(
         weight_decay=weight_decay,
         momentum=momentum,
         lr=lr,
-        dampening=0.0,
+        dampening=dampening,
         nesterov=nesterov,
         maximize=maximize,
         is_first_step=False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.base import Algorithm, check_between, fused_step_, fusible
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,22 @@ class SteadyDecentLaM(Algorithm):
 
     def update(self, x, g, mixed, state, step):
         v, s = state["v"], state["s"]
-        v.mul_(self.beta * step.lr_ratio).add_(g, alpha=step.lr)  # from here on as in message
-        sent = x.sub(g, alpha=step.lr).sub_(v, alpha=self.beta) if self.nesterov else x - v
-        taken = sent.sub_(mixed)
+        kept, c, mu = self.beta * step.lr_ratio, self.at_once, self.filter
         if step.lr_ratio != 1:
             s.mul_(step.lr_ratio)
-        s.lerp_(taken, 1 - self.filter)
-        # Nesterov sends beta v: only 1/beta of this then cancels the local gradient in the limit.
-        weight = 1 / self.beta if self.nesterov and self.beta else 1.0
-        v.add_(s, alpha=weight * (1 - self.at_once)).add_(taken, alpha=weight * self.at_once)
+        # In float64, 1 - (1 - lr) would not be lr to the last digit.
+        fast = x.dtype is torch.float32 and not self.nesterov and kept > 0 and mu > 0
+        if fast and fusible(x, g, mixed, v, s):
+            fused_step_(x, g, v, lr=1.0, momentum=kept, dampening=1 - step.lr)  # x: what was sent
+            taken = x.sub_(mixed)
+            v.add_(taken, alpha=c)
+            fused_step_(v, taken, s, lr=c - 1, momentum=mu, dampening=mu)
+        else:
+            v.mul_(kept).add_(g, alpha=step.lr)  # from here on as in message
+            sent = x.sub(g, alpha=step.lr).sub_(v, alpha=self.beta) if self.nesterov else x - v
+            taken = sent.sub_(mixed)
+            s.lerp_(taken, 1 - mu)
+            # Nesterov sends beta v: only 1/beta of this then cancels the local gradient in the end.
+            weight = 1 / self.beta if self.nesterov and self.beta else 1.0
+            v.add_(s, alpha=weight * (1 - c)).add_(taken, alpha=weight * c)
         x.copy_(mixed)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -23,6 +24,9 @@ from decentlam.exchange.courier import Courier, Parcel
 from decentlam.exchange.network import Network
 from decentlam.exchange.outboxes import News
 from decentlam.topology import Topology
+
+_PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
+_PIECES = 4  # of a message, between these sizes
 
 Terms = list[tuple[float, Tensor]]
 Works = list[tuple[str, dist.Work | Parcel | News | None]]  # with whom, and what is under way
@@ -128,7 +132,8 @@ class ProcessGroupExchange:
             round = self._expected[slot] = self._round(slot, message, index)
             for j, buffer in self._buffers(slot, message, index):
                 with explained(round.place, f"node {j}", self.timeout):
-                    round.receives.append((f"node {j}", dist.irecv(buffer, peer(j), group, tag)))
+                    works = [dist.irecv(piece, peer(j), group, tag) for piece in _cut(buffer)]
+                    round.receives += [(f"node {j}", work) for work in works]
 
     def silent(self, reach: Reach) -> bool:
         """Whether nothing is sent: the node's own message is the mix, and is never stored."""
@@ -158,18 +163,19 @@ class ProcessGroupExchange:
             return round
         round = self._expected.pop(slot)
         if by_need:
-            post = functools.partial(self._post, slot, message, outgoing)
-            round.sends = [("its neighbors", self._courier.hand(slot, post))]
+            pieces = [functools.partial(self._post, slot, z, outgoing) for z in _cut(message)]
+            round.sends = [("its neighbors", self._courier.hand(slot, pieces))]
             return round
-        for j in outgoing:
-            with explained(place, f"node {j}", self.timeout):
-                round.sends += [(f"node {j}", work) for work in self._post(slot, message, [j])]
+        for piece in _cut(message):
+            for j in outgoing:
+                with explained(place, f"node {j}", self.timeout):
+                    round.sends += [(f"node {j}", work) for work in self._post(slot, piece, [j])]
         return round
 
-    def _post(self, slot: int, message: Tensor, outgoing: list[int]) -> list[dist.Work]:
+    def _post(self, slot: int, piece: Tensor, outgoing: list[int]) -> list[dist.Work]:
         works = []
         for j in outgoing:
-            work = dist.isend(message, self.network.peer(j), self.network.group, self.tag + slot)
+            work = dist.isend(piece, self.network.peer(j), self.network.group, self.tag + slot)
             assert work is not None  # this process is in the group
             works.append(work)
         return works
@@ -218,6 +224,17 @@ class ProcessGroupExchange:
                 buffer = self._inbox[slot, place] = torch.empty_like(message)
             buffers.append((j, buffer))
         return buffers
+
+
+def _cut(message: Tensor) -> Sequence[Tensor]:
+    """The pieces it is sent in, the same on both sides: one tag delivers them in their order. An
+    urgent message has to wait for one piece of another, not for the whole of it."""
+    return message.view(-1).split(piece_bytes(message.nbytes) // message.element_size())
+
+
+def piece_bytes(message_bytes: int) -> int:
+    least, most = _PIECE_BYTES
+    return min(most, max(least, math.ceil(message_bytes / _PIECES)))
 
 
 def _wait_all(works: Works, place: str, timeout: timedelta) -> None:

@@ -1,0 +1,141 @@
+"""Large messages travel in pieces, and urgent ones overtake others; the steps stay the same."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import runs
+import runs_pieces as pieces
+import torch
+from runs import Scenarios
+
+from decentlam.exchange.courier import Courier
+from decentlam.exchange.process_group import piece_bytes
+
+pytestmark = pytest.mark.timeout(300)
+
+N = 4
+RUNS = [
+    ("decentlam", "ring", False),
+    ("dmsgd", "one-peer-exponential", True),
+    ("decentlam", "one-peer-symmetric-exponential", "forward"),
+    ("gt-dmsgd", "ring", "forward"),  # two payloads in a message
+    ("qg-dmsgd", "bipartite-random-match", "auto"),
+]
+
+scenarios = Scenarios(N)
+scenarios.add("free", pieces.waiting_bytes, overlap=True, shared_memory=False)  # before all others
+scenarios.add("limited", pieces.waiting_bytes, overlap="forward", shared_memory=False)
+for method, topology, overlap in RUNS:
+    for shared in (True, False):
+        scenarios.add(
+            str((method, topology, overlap, shared)), pieces.trajectory,
+            method=method, topology=topology, overlap=overlap, shared_memory=shared,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_what_is_sent_in_pieces_arrives_whole(run: tuple[str, str, bool | str]) -> None:
+    assert 4 * piece_bytes(0) < pieces.BUCKET_BYTES
+    read, sent = (scenarios.outcomes(str((*run, shared))) for shared in (True, False))
+    for expected, found in zip(read, sent, strict=True):
+        assert runs.same(expected, found)
+
+
+def test_connections_inside_take_little_ahead_of_the_wire_and_others_as_before() -> None:
+    size = piece_bytes(8 * pieces.SIZES[0])
+    for found in scenarios.outcomes("limited"):
+        assert size not in found["ours"]
+        assert found["all"].count(size) >= N - 1
+    for found in scenarios.outcomes("free"):
+        assert size not in found["all"]
+
+
+# The courier ------------------------------------------------------------------------------------
+
+
+class Sent:
+    """A piece on the wire until it is let go."""
+
+    def __init__(self, error: str = "") -> None:
+        self.gone, self.error = threading.Event(), error
+
+    def wait(self, timeout: timedelta) -> bool:
+        assert self.gone.wait(timeout.total_seconds())
+        if self.error:
+            raise RuntimeError(self.error)
+        return True
+
+
+class Wire:
+    """Notes what is posted; each piece stays until it is let go."""
+
+    def __init__(self) -> None:
+        self.posted: list[str] = []
+        self.works: dict[str, Sent] = {}
+        self._changed = threading.Condition()
+
+    def piece(self, name: str, error: str = "") -> Any:
+        self.works[name] = Sent(error)
+
+        def post() -> list[Any]:
+            with self._changed:
+                self.posted.append(name)
+                self._changed.notify_all()
+            return [self.works[name]]
+
+        return post
+
+    def await_posts(self, count: int) -> list[str]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.posted) >= count, timeout=20)
+            return list(self.posted)
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            self.works[name].gone.set()
+
+
+SECONDS = timedelta(seconds=20)
+
+
+def test_an_urgent_message_waits_for_pieces_of_another_not_for_all_of_it() -> None:
+    wire, courier = Wire(), Courier(SECONDS)
+    slow = courier.hand(1, [wire.piece(f"slow {k}") for k in range(4)])
+    assert wire.await_posts(2) == ["slow 0", "slow 1"]
+    urgent = courier.hand(2, [wire.piece("urgent 0"), wire.piece("urgent 1")])
+    wire.let_go("slow 0", "slow 1", "urgent 0", "urgent 1")
+    assert wire.await_posts(6)[2:4] == ["urgent 0", "urgent 1"]
+    assert urgent.wait(SECONDS)
+    assert not slow.is_completed()
+    wire.let_go("slow 2", "slow 3")
+    assert slow.wait(SECONDS)
+    assert wire.posted[4:] == ["slow 2", "slow 3"]
+
+
+def test_the_rest_of_a_message_that_failed_is_not_sent_and_others_go_on() -> None:
+    wire, courier = Wire(), Courier(SECONDS)
+    broken = courier.hand(2, [wire.piece("a", error="no route"), *map(wire.piece, "bcd")])
+    whole = courier.hand(1, [wire.piece("e"), wire.piece("f")])
+    wire.let_go(*"abcdef")
+    with pytest.raises(RuntimeError, match="no route"):
+        broken.wait(SECONDS)
+    assert whole.wait(SECONDS)
+    assert wire.posted[0] == "a" and wire.posted[-2:] == ["e", "f"]
+    assert not {"c", "d"} & set(wire.posted)
+
+
+def test_a_message_that_does_not_leave_in_time_is_reported() -> None:
+    wire, courier = Wire(), Courier(SECONDS)
+    stuck = courier.hand(1, [wire.piece("stuck")])
+    with pytest.raises(RuntimeError, match="in time"):
+        stuck.wait(timedelta(seconds=0.05))
+    wire.let_go("stuck")
+
+
+def test_pieces_are_neither_tiny_nor_huge() -> None:
+    assert [piece_bytes(size) for size in (8, 1 << 20, 1 << 30)] == [1 << 17, 1 << 18, 1 << 20]
+    assert torch.zeros(0).view(-1).split(1)[0].numel() == 0  # a message of nothing is one piece
