@@ -8,6 +8,11 @@ forward and backward on each, then one momentum update and one product with the 
 "Products alone" are the matrix products that both cannot do without: the bound for any simulator.
 The three are interleaved in random order, once per round, with the same number of threads. Figures
 are medians over rounds with the lowest and highest in brackets; ratios are taken within a round.
+
+That loop has its batches ready and keeps nodes side by side in memory, as this library does. The
+last part compares whole training steps on Fashion-MNIST, data included: `train --simulate` with its
+records, and benchmarks/plain_script.py, which is what one writes without the library: with images
+decoded one by one as torchvision does it, and with normalized tensors already in memory.
 """
 
 from __future__ import annotations
@@ -25,11 +30,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from plain_script import Script, Shard
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 import decentlam
+from decentlam.lab.data import fashion_mnist
+from decentlam.lab.data.base import normalized
 from decentlam.lab.models import make_model
-from decentlam.lab.recipes import make
+from decentlam.lab.recipes import Recipe, make
 from decentlam.lab.train import train
 
 NODES, LR, MOMENTUM = 8, 0.05, 0.9
@@ -111,18 +120,49 @@ def compare(batch: int, rounds: int) -> None:
         print(f"  {name:<16} {spread(values)} ms   loop / this: {spread(ratio)}")
 
 
-def data_share(steps: int) -> None:
+def compare_training(steps: int, rounds: int) -> None:
+    """Whole steps of the recipe fashion-mlp, batch 8,000, and the share that data takes of ours."""
+    try:
+        data = fashion_mnist()
+    except ValueError as error:
+        print(f"\nwhole training steps were not timed: {error}")
+        return
     recipe = make("fashion-mlp", epochs=steps / 7, evaluate_every=100.0, log_every=1)
+    per_node, model = recipe.batch // NODES, make_model("mlp", SHAPE, CLASSES, seed=0)
+    parts = [(data.images[node::NODES], data.labels[node::NODES]) for node in range(NODES)]
+    images = [Shard(x[:, 0], y) for x, y in parts]
+    tensors = [TensorDataset(normalized(x, data.mean, data.std), y) for x, y in parts]
+    tasks = {
+        "script, images": Script(model, images, per_node, LR, MOMENTUM),
+        "script, tensors": Script(model, tensors, per_node, LR, MOMENTUM),
+    }
+    times: dict[str, list[float]] = {"train --simulate": [], **{name: [] for name in tasks}}
+    share = []
+    for _ in range(rounds):
+        found = _simulate(recipe)
+        times["train --simulate"].append(1e3 * statistics.median(r["step_seconds"] for r in found))
+        share += [100 * r["data_seconds"] / r["step_seconds"] for r in found]
+        for name, task in tasks.items():
+            times[name].append(1e3 * statistics.median(_seconds(task) for _ in range(4)))
+    print(f"\nwhole training steps, {NODES} nodes x {per_node} samples of Fashion-MNIST")
+    for name, values in times.items():
+        ratio = [a / b for a, b in zip(values, times["train --simulate"], strict=True)]
+        print(f"  {name:<16} {spread(values)} ms   this / simulated: {spread(ratio)}")
+    print(f"of a simulated step the data path takes {spread(share)} %")
+
+
+def _simulate(recipe: Recipe) -> list[dict[str, float]]:
+    """The steps' records, without the first ones, which warm up."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            train(recipe, Path(folder) / "run", simulate=True)
-        except ValueError as error:
-            print(f"\nthe data path was not timed: {error}")
-            return
+        train(recipe, Path(folder) / "run", simulate=True)
         lines = (Path(folder) / "run" / "records.jsonl").read_text().splitlines()
-    found = [record for record in map(json.loads, lines) if record["kind"] == "step"][2:]
-    share = [100 * record["data_seconds"] / record["step_seconds"] for record in found]
-    print(f"\ntrain --recipe fashion-mlp --simulate: data takes {spread(share)} % of a step")
+    return [record for record in map(json.loads, lines) if record["kind"] == "step"][2:]
+
+
+def _seconds(task: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    task()
+    return time.perf_counter() - begun
 
 
 def spread(values: list[float]) -> str:
@@ -135,7 +175,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batches", type=int, nargs="+", default=[1000, 250, 32])
     parser.add_argument(
-        "--steps", type=int, default=20, help="of `train`, to time the data path; 0: leave it out"
+        "--steps", type=int, default=20, help="of each whole training; 0: leave it out"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -144,7 +184,7 @@ def main() -> None:
     for batch in options.batches:
         compare(batch, options.rounds)
     if options.steps:
-        data_share(options.steps)
+        compare_training(options.steps, options.rounds)
 
 
 if __name__ == "__main__":
