@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import pickle
 import threading
 import time
@@ -366,10 +367,18 @@ def leave_at_once(method: str, seconds: float) -> int:
     return node
 
 
-def automatic_topology(process_group: Group, method: str) -> tuple[str, str, float]:
+def automatic_topology(process_group: Group, method: str, **options: Any) -> tuple[Any, ...]:
     """Every node gets the same network, and a copy of the optimizer measures nothing again."""
-    node, model, optimizer = start(process_group, method, topology="auto")
+    reasons: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("decentlam.construction")
+    level, _ = log.level, log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    node, model, optimizer = start(process_group, method, topology="auto", **options)
+    log.setLevel(level)
+    log.removeHandler(handler)
     train(optimizer, model, node, range(3))
-    name = type(optimizer.topology).__name__
     assert repr(copy.deepcopy(optimizer).topology) is not None
-    return name, repr(optimizer.topology), optimizer.consensus_distance()
+    said = [text.endswith("(shared memory)") for text in reasons if "topology='auto'" in text]
+    return repr(optimizer.topology), optimizer.consensus_distance(), said

@@ -34,6 +34,7 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "careful scripts": (late.careful_scripts, {}),
     "topology decentlam": (late.automatic_topology, {"method": "decentlam"}),
     "topology pmsgd": (late.automatic_topology, {"method": "pmsgd"}),
+    "topology sent": (late.automatic_topology, {"method": "decentlam", "shared_memory": False}),
     "scripted": (late.scripted, {}),
     "unseen": (late.unseen, {}),
     "changed gradient": (late.changed_gradient, {}),
@@ -131,10 +132,15 @@ def test_auto_chooses_only_where_processes_may_differ() -> None:
     assert clipping._first_mode(one_per_node) is False
 
 
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
-def test_topology_auto_is_the_same_on_all_nodes(method: str) -> None:
-    found = scenarios.outcomes(f"topology {method}")
-    assert len(set(found)) == 1
+@pytest.mark.parametrize(
+    ("name", "said"), [("decentlam", [True]), ("sent", [False]), ("pmsgd", [])]
+)
+def test_topology_auto_is_the_same_on_all_nodes_and_measures_what_carries(
+    name: str, said: list[bool]
+) -> None:
+    found = scenarios.outcomes(f"topology {name}")
+    assert len({(topology, distance) for topology, distance, _ in found}) == 1
+    assert [reasons for _, _, reasons in found] == [said, [], [], []]
 
 
 def test_pace_keeps_the_fastest_and_prefers_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:

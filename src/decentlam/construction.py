@@ -96,6 +96,7 @@ class Construction(Stepping):
             stable=self._options.stable,
             timeout_seconds=self._options.timeout_seconds,
             device=communication_device(self.network, params[0].device),
+            shared_memory=self._shares,
         )
         if self.network.rank == 0:
             log.info("topology='auto': %s", reason)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from decentlam.algorithms import Algorithm, Reach, check_compatible, make
-from decentlam.cost.links import measure_links
+from decentlam.cost.links import measure_links, measure_memory
 from decentlam.cost.model import NOMINAL, Calibration, predict
 from decentlam.cost.values import Compute, Job, Link
 from decentlam.exchange.network import Network
@@ -161,13 +161,18 @@ def automatic(
     seconds: float = 1.0,
     timeout_seconds: float = 60.0,
     device: torch.device | None = None,
+    shared_memory: bool = False,
 ) -> tuple[str, str]:
     """Measures the links of a running network and chooses; the same answer on every node.
 
     All processes call it together. Process 0 decides and tells the others, so that no difference
-    in rounding or in `compute_seconds` can part them.
+    in rounding or in `compute_seconds` can part them. With `shared_memory` nothing is sent, and the
+    speed of memory is measured instead.
     """
-    link = measure_links(network, seconds, timeout_seconds, device)
+    if shared_memory:
+        link = measure_memory(network, timeout_seconds)
+    else:
+        link = measure_links(network, seconds, timeout_seconds, device)
     answer: list[tuple[str, str]] = [("", "")]
     if network.rank == 0:
         job = Job(model_bytes, bucket_bytes, processes_per_node=network.processes_per_node)
@@ -183,7 +188,7 @@ def automatic(
     name, reason = answer[0]
     if not name:
         raise ValueError(reason)
-    return name, reason
+    return name, f"{reason} (shared memory)" if shared_memory else reason
 
 
 def disagreement(topology: Topology, heterogeneous: bool = False, steps: int = 400) -> float:

@@ -58,6 +58,21 @@ def measure_links(
     return Link(tiny / 2, size * network.processes_per_node / carried)
 
 
+def measure_memory(network: Network, timeout_seconds: float = 60.0) -> Link:
+    """What stands for the link where neighbors read each other's messages in memory: how fast all
+    processes read when they read at once. The same answer on every node; all call it together."""
+    meter = _Meter(network, torch.device("cpu"), timedelta(seconds=timeout_seconds))
+    message = torch.zeros(_LARGEST, dtype=torch.uint8)
+    mixed = torch.zeros_like(message)
+    took = []
+    for _ in range(3):
+        meter.agree(0.0)  # all begin together
+        start = time.perf_counter()
+        mixed.copy_(message)
+        took.append(meter.agree(time.perf_counter() - start))
+    return Link(0.0, network.processes_per_node * _LARGEST / min(took))
+
+
 class _Meter:
     """Timed exchanges of this node with the partner of a turn."""
 
