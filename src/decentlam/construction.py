@@ -18,6 +18,7 @@ from decentlam.algorithms import Algorithm, check_compatible
 from decentlam.algorithms.reaches import always_everyone, most_payloads, sometimes_everyone
 from decentlam.cost.automatic import automatic
 from decentlam.errors import ExchangeError
+from decentlam.exchange.differences import DifferenceExchange, check_differences
 from decentlam.exchange.network import Network, communication_device, connect
 from decentlam.exchange.outboxes import one_machine, open_outboxes
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, piece_bytes
@@ -115,6 +116,7 @@ class Construction(Stepping):
         all processes. Those that leave before their gradient may be recalled, and are sent."""
         return (
             self._options.shared_memory
+            and self._options.message_dtype is None
             and self.network.num_nodes > 1
             and not self.network.batched
             and not always_everyone(self._method)
@@ -138,6 +140,8 @@ class Construction(Stepping):
             log.info("no memory to share; messages are sent through the process group")
         if self._flights and self._could_overtake():
             keep_short(self.network, max(piece_bytes(flight.x.nbytes) for flight in self._flights))
+        if self._options.message_dtype is not None:
+            return DifferenceExchange(*arguments, self._options.message_dtype)
         return ProcessGroupExchange(*arguments)
 
     def _could_overtake(self) -> bool:
@@ -183,6 +187,8 @@ class Construction(Stepping):
         algorithm, topology, note = choose(self._method, topology, self._options.stable)
         if note is not None and network.rank == 0:
             log.warning("%s", note)
+        if self._options.message_dtype is not None:
+            self._check_message_dtype(network, topology)
         if network.processes_per_node != self.network.processes_per_node:
             raise ValueError(
                 f"the new network has {network.processes_per_node} processes per node, the old one "
@@ -201,6 +207,15 @@ class Construction(Stepping):
             self._build()
         else:
             self.exchange = self._make_exchange()
+
+    def _check_message_dtype(self, network: Network, topology: Topology) -> None:
+        if always_everyone(self._method):
+            raise ValueError(
+                f"message_dtype is for messages to neighbors; {self._method!r} averages over "
+                "everyone, exactly"
+            )
+        if network.num_nodes > 1:
+            check_differences(network, topology)
 
     def _first_mode(self, network: Network) -> Mode:
         """The user's overlap; "auto" only where processes may choose differently (see `pace`)."""

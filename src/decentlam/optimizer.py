@@ -33,6 +33,7 @@ class DecentralizedOptimizer(Construction):
     its gradients; `step()` waits for the neighbors' and updates. With `overlap=False` everything
     happens in `step()`, which clipping, GradScaler and skipping non-finite gradients need.
     On one machine neighbors read messages in memory; `shared_memory=False` sends them there too.
+    `message_dtype=torch.bfloat16` sends half the bytes, as differences to what neighbors know.
     The method classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
     """
 
@@ -55,6 +56,7 @@ class DecentralizedOptimizer(Construction):
         timeout_seconds: float = 600.0,
         stable: str = "refuse",
         shared_memory: bool = True,
+        message_dtype: torch.dtype | None = None,
     ) -> None:
         check_lr(lr)
         if not weight_decay >= 0:
@@ -73,6 +75,7 @@ class DecentralizedOptimizer(Construction):
             timeout_seconds,
             stable,
             shared_memory,
+            message_dtype,
         )
         self._algorithm = self._method = algorithm
         self._ready = False

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from decentlam.exchange.differences import DTYPES
 from decentlam.pace import CHOICES, Mode
 from decentlam.topology import Topology
 
@@ -30,6 +33,7 @@ class Options:
     timeout_seconds: float = 600.0
     stable: str = "refuse"
     shared_memory: bool = True
+    message_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         size = self.bucket_bytes
@@ -49,6 +53,9 @@ class Options:
             )
         if not isinstance(self.shared_memory, bool):
             raise TypeError(f"shared_memory must be True or False, got {self.shared_memory!r}")
+        if self.message_dtype not in (None, *DTYPES):
+            allowed = ", ".join(map(str, DTYPES))
+            raise ValueError(f"message_dtype must be None or {allowed}, got {self.message_dtype!r}")
         if self.overlap and self.overlap != "auto":
             self._check_overlap()
 

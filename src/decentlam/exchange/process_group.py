@@ -29,6 +29,7 @@ _PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
 _PIECES = 4  # of a message, between these sizes
 
 Terms = list[tuple[float, Tensor]]
+Payloads = list[tuple[int, Tensor]]  # of or for which node
 Works = list[tuple[str, dist.Work | Parcel | News | None]]  # with whom, and what is under way
 
 
@@ -41,6 +42,7 @@ class Round:
     timeout: timedelta
     receives: Works = field(default_factory=list)
     sends: Works = field(default_factory=list)
+    changes: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (what is known, to add)
 
     @classmethod
     def silent(cls) -> Round:
@@ -50,6 +52,9 @@ class Round:
     def wait(self) -> Terms:
         """Blocks until everything this node waits for has arrived."""
         _wait_all(self.receives, self.place, self.timeout)
+        while self.changes:
+            known, change = self.changes.pop()
+            known.add_(change)
         return self.terms
 
     def arrived(self) -> bool:
@@ -129,8 +134,9 @@ class ProcessGroupExchange:
             return
         for slot, message in messages.items():
             tag, group, peer = self.tag + slot, self.network.group, self.network.peer
-            round = self._expected[slot] = self._round(slot, message, index)
-            for j, buffer in self._buffers(slot, message, index):
+            round, incoming = self._round(slot, message, index)
+            self._expected[slot] = round
+            for j, buffer in incoming:
                 with explained(round.place, f"node {j}", self.timeout):
                     works = [dist.irecv(piece, peer(j), group, tag) for piece in _cut(buffer)]
                     round.receives += [(f"node {j}", work) for work in works]
@@ -154,40 +160,48 @@ class ProcessGroupExchange:
                 work = dist.all_reduce(message, group=group, async_op=True)
             round.receives = [("everyone", work)]
             return round
-        outgoing = self.topology.listeners(self.network.node, index)
         if self.network.batched:
-            round = self._round(slot, message, index)
+            round, incoming = self._round(slot, message, index)
+            outgoing = self._outgoing(slot, message, index, round)
             with explained(place, "its neighbors", self.timeout):
-                incoming = self._buffers(slot, message, index)
-                round.receives = self._batch(message, incoming, outgoing)
+                round.receives = self._batch(incoming, outgoing)
             return round
         round = self._expected.pop(slot)
+        outgoing = self._outgoing(slot, message, index, round)
+        posts = [
+            (j, functools.partial(self._post, slot, piece, j))
+            for j, whole in outgoing
+            for piece in _cut(whole)
+        ]
         if by_need:
-            pieces = [functools.partial(self._post, slot, z, outgoing) for z in _cut(message)]
-            round.sends = [("its neighbors", self._courier.hand(slot, pieces))]
+            parcel = self._courier.hand(slot, [post for _, post in posts])
+            round.sends = [("its neighbors", parcel)]
             return round
-        for piece in _cut(message):
-            for j in outgoing:
-                with explained(place, f"node {j}", self.timeout):
-                    round.sends += [(f"node {j}", work) for work in self._post(slot, piece, [j])]
+        for j, post in posts:
+            with explained(place, f"node {j}", self.timeout):
+                round.sends += [(f"node {j}", work) for work in post()]
         return round
 
-    def _post(self, slot: int, piece: Tensor, outgoing: list[int]) -> list[dist.Work]:
-        works = []
-        for j in outgoing:
-            work = dist.isend(piece, self.network.peer(j), self.network.group, self.tag + slot)
-            assert work is not None  # this process is in the group
-            works.append(work)
-        return works
+    def _post(self, slot: int, piece: Tensor, j: int) -> list[dist.Work]:
+        work = dist.isend(piece, self.network.peer(j), self.network.group, self.tag + slot)
+        assert work is not None  # this process is in the group
+        return [work]
 
-    def _round(self, slot: int, message: Tensor, index: int) -> Round:
-        """A round with the neighbors whose terms are still to arrive, the own one to be formed."""
+    def _round(self, slot: int, message: Tensor, index: int) -> tuple[Round, Payloads]:
+        """A round whose terms are still to arrive, the own one to be formed; and what comes from
+        whom into which buffer."""
         row = self.topology.row(self.network.node, index)
-        terms = [(row.get(self.network.node, 0.0), message)]
-        terms += [(row[j], buffer) for j, buffer in self._buffers(slot, message, index)]
-        round = Round(terms, self._place(slot, index), self.timeout)
+        incoming = self._buffers(slot, message, index)
+        terms = [(row.get(self.network.node, 0.0), message), *((row[j], z) for j, z in incoming)]
+        return self._kept(Round(terms, self._place(slot, index), self.timeout)), incoming
+
+    def _kept(self, round: Round) -> Round:
         _under_way.add(round)
         return round
+
+    def _outgoing(self, slot: int, message: Tensor, index: int, round: Round) -> Payloads:
+        """What goes to whom."""
+        return [(j, message) for j in self.topology.listeners(self.network.node, index)]
 
     def _place(self, slot: int, index: int) -> str:
         return f"node {self.network.node}, step {index}, bucket {slot}"
@@ -207,15 +221,13 @@ class ProcessGroupExchange:
         """Bytes of the message buffers that are the exchange's own."""
         return 0
 
-    def _batch(
-        self, message: Tensor, incoming: list[tuple[int, Tensor]], outgoing: list[int]
-    ) -> Works:
+    def _batch(self, incoming: Payloads, outgoing: Payloads) -> Works:
         group, peer = self.network.group, self.network.peer
         batch = [dist.P2POp(dist.irecv, buffer, peer(j), group) for j, buffer in incoming]
-        batch += [dist.P2POp(dist.isend, message, peer(j), group) for j in outgoing]
+        batch += [dist.P2POp(dist.isend, z, peer(j), group) for j, z in outgoing]
         return [("a neighbor", work) for work in dist.batch_isend_irecv(batch)] if batch else []
 
-    def _buffers(self, slot: int, message: Tensor, index: int) -> list[tuple[int, Tensor]]:
+    def _buffers(self, slot: int, message: Tensor, index: int) -> Payloads:
         """Where the messages of this step's neighbors go; kept from step to step."""
         buffers = []
         for place, j in enumerate(self.topology.neighbors(self.network.node, index)):
