@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decentlam.algorithms import Reach
 from decentlam.exchange.network import Network
-from decentlam.exchange.process_group import Payloads, ProcessGroupExchange, Round
+from decentlam.exchange.process_group import Payloads, ProcessGroupExchange, Round, chunks
 from decentlam.topology import Topology
 
 DTYPES = (torch.bfloat16,)
@@ -66,8 +66,8 @@ class DifferenceExchange(ProcessGroupExchange):
                 outgoing.append((j, known))
             else:
                 packet = self._packet(slot, j, "out", message)
-                packet.copy_(message - known)
-                known.add_(packet)
+                for z, k, change in zip(*map(chunks, (message, known, packet)), strict=True):
+                    k.add_(change.copy_(z - k))
                 outgoing.append((j, packet))
             round.terms.append((-row[j], known))
         return outgoing

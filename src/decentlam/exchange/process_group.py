@@ -27,6 +27,7 @@ from decentlam.topology import Topology
 
 _PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
 _PIECES = 4  # of a message, between these sizes
+_CHUNK = 1 << 17  # elements
 
 Terms = list[tuple[float, Tensor]]
 Payloads = list[tuple[int, Tensor]]  # of or for which node
@@ -54,7 +55,10 @@ class Round:
         _wait_all(self.receives, self.place, self.timeout)
         while self.changes:
             known, change = self.changes.pop()
-            known.add_(change)
+            for k, c in zip(
+                known.view(-1).split(_CHUNK), change.view(-1).split(_CHUNK), strict=True
+            ):
+                k.add_(c)
         return self.terms
 
     def arrived(self) -> bool:
@@ -236,6 +240,11 @@ class ProcessGroupExchange:
                 buffer = self._inbox[slot, place] = torch.empty_like(message)
             buffers.append((j, buffer))
         return buffers
+
+
+def chunks(tensor: Tensor) -> Sequence[Tensor]:
+    """Small enough for the cache: what is written can be read again at once."""
+    return tensor.view(-1).split(_CHUNK)
 
 
 def _cut(message: Tensor) -> Sequence[Tensor]:

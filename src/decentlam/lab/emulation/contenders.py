@@ -6,6 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 import decentlam
 from decentlam import algorithms
 from decentlam.algorithms import Reach
@@ -52,10 +54,10 @@ def _ddp(**options: Any) -> Contender:
 
 
 def _ours(
-    cls: Any, topology: str, overlap: bool | str, shared_memory: bool = True, **rest: Any
+    cls: Any, topology: str, overlap: bool | str, options: dict[str, Any] | None = None, **rest: Any
 ) -> Contender:
     algorithm = getattr(algorithms, cls.__name__)()
-    build = training.ours(cls, topology, overlap=overlap, shared_memory=shared_memory)
+    build = training.ours(cls, topology, overlap=overlap, **(options or {}))
     return Contender(build, algorithm.reach(0), overlap_of(algorithm, overlap), topology, **rest)
 
 
@@ -86,7 +88,13 @@ CONTENDERS: dict[str, Contender] = {
     "DecentLaM one-peer, overlap": _lam(_ONE_PEER, overlap=True),
     "DecentLaM one-peer, into forward": _lam(_ONE_PEER, overlap="forward"),
     "DecentLaM one-peer, no overlap, sent": _lam(
-        _ONE_PEER, overlap=False, shared_memory=False, when_named=True
+        _ONE_PEER, overlap=False, options={"shared_memory": False}, when_named=True
+    ),
+    "DecentLaM one-peer, overlap, 16 bits": _lam(
+        _ONE_PEER, overlap=True, options={"message_dtype": torch.bfloat16}, when_named=True
+    ),
+    "DecentLaM one-peer, into forward, 16 bits": _lam(
+        _ONE_PEER, overlap="forward", options={"message_dtype": torch.bfloat16}, when_named=True
     ),
     "DecentLaM one-peer, auto": _lam(_ONE_PEER, "auto", warm_up=_TRIAL, when_named=True),
     "DecentLaM sym. exponential, no overlap": _lam(_EXP, overlap=False),
