@@ -45,10 +45,14 @@ class Network:
             dist.all_gather_object(everyone, value, group=self.group)
         return everyone
 
+    def place(self, node: int) -> int:
+        """The rank, inside the group, of the process in this lane of `node`."""
+        return node * self.processes_per_node + self.lane
+
     def peer(self, node: int) -> int:
         """The global rank of the process in this lane of `node`."""
         assert self.group is not None
-        return dist.get_global_rank(self.group, node * self.processes_per_node + self.lane)
+        return dist.get_global_rank(self.group, self.place(node))
 
 
 ALONE = Network(group=None, rank=0, num_processes=1)

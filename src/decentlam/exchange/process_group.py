@@ -131,18 +131,21 @@ class ProcessGroupExchange:
         """Posts the receives of all buckets of a step, {bucket: message}, before anything is sent.
 
         With gloo a send moves no byte until its receive is posted, and a receive that is already
-        there saves the round trip. Tags keep buckets apart in whatever order they are sent. NCCL
-        has no tags and wants both in one batch, which `start` posts.
+        there saves the round trip. Tags keep buckets apart in whatever order they are sent. The
+        group's own `recv` and `send` are what dist.irecv and isend call, in a third of the time.
+        NCCL has no tags and wants both in one batch, which `start` posts.
         """
         if reach is not Reach.NEIGHBORS or self.network.batched:
             return
         for slot, message in messages.items():
-            tag, group, peer = self.tag + slot, self.network.group, self.network.peer
+            tag, group = self.tag + slot, self.network.group
+            assert group is not None
             round, incoming = self._round(slot, message, index)
             self._expected[slot] = round
             for j, buffer in incoming:
+                place = self.network.place(j)
                 with explained(round.place, f"node {j}", self.timeout):
-                    works = [dist.irecv(piece, peer(j), group, tag) for piece in _cut(buffer)]
+                    works = [group.recv([piece], place, tag) for piece in _cut(buffer)]
                     round.receives += [(f"node {j}", work) for work in works]
 
     def silent(self, reach: Reach) -> bool:
@@ -187,9 +190,8 @@ class ProcessGroupExchange:
         return round
 
     def _post(self, slot: int, piece: Tensor, j: int) -> list[dist.Work]:
-        work = dist.isend(piece, self.network.peer(j), self.network.group, self.tag + slot)
-        assert work is not None  # this process is in the group
-        return [work]
+        assert self.network.group is not None
+        return [self.network.group.send([piece], self.network.place(j), self.tag + slot)]
 
     def _round(self, slot: int, message: Tensor, index: int) -> tuple[Round, Payloads]:
         """A round whose terms are still to arrive, the own one to be formed; and what comes from

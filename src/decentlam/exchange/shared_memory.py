@@ -40,7 +40,9 @@ class SharedMemoryExchange(ProcessGroupExchange):
         readers = self._readers[self._turn % SETS]
         while readers:
             with explained(self._place(0, index), f"node {readers[0]}", self.timeout):
-                self._outboxes.done(self._process(readers[0]), self._turn - SETS).wait(self.timeout)
+                self._outboxes.done(self.network.place(readers[0]), self._turn - SETS).wait(
+                    self.timeout
+                )
             readers.pop(0)
         if reach is not Reach.NEIGHBORS:
             return []
@@ -69,7 +71,7 @@ class SharedMemoryExchange(ProcessGroupExchange):
             [(row.get(self.network.node, 0.0), message)], self._place(slot, index), self.timeout
         )
         for j in self.topology.neighbors(self.network.node, index):
-            process = self._process(j)
+            process = self.network.place(j)
             theirs = self._outboxes.buffer(process, self._turn, slot)[: len(message)]
             round.terms.append((row[j], theirs))
             round.receives.append(
@@ -80,6 +82,3 @@ class SharedMemoryExchange(ProcessGroupExchange):
 
     def outbox_bytes(self) -> int:
         return self._outboxes.nbytes()
-
-    def _process(self, node: int) -> int:
-        return node * self.network.processes_per_node + self.network.lane
