@@ -93,6 +93,16 @@ def test_without_the_data_the_error_says_how_to_get_it_and_how_to_do_without(tmp
             STUDIES[study].run(setting, directory=tmp_path)
 
 
+def test_other_data_takes_the_place_of_fashion_mnist_and_digits_stay(tmp_path: Path):
+    for study in ("large-batch", "topologies"):
+        setting = STUDIES[study].recipe(data="cifar10", data_path=str(tmp_path))
+        assert (setting.data, setting.data_path) == ("cifar10", str(tmp_path))
+    cases = STUDIES["models"].recipe(data="cifar10").cases
+    assert [case.data for case in cases] == ["cifar10", "cifar10", "digits", "digits"]
+    with pytest.raises(ValueError, match="cifar-10-batches-py"):
+        STUDIES["models"].run(STUDIES["models"].recipe(data="cifar10"), directory=tmp_path)
+
+
 def test_the_fixed_setting_is_the_recipe_of_the_bias():
     here = large_batch.make(
         large_batch.recipe(), "decentlam", "label-sorted:2", 8000, 1.0, seed=0, fixed=True

@@ -124,8 +124,11 @@ def reproduce(
         int | None, typer.Option("-n", "--nodes", help="Nodes; in speedup, the most.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps and points.")] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Train on this instead of Fashion-MNIST.")
+    ] = None,
     data_path: Annotated[
-        str | None, typer.Option(help="Fashion-MNIST, if it is not in its usual place.")
+        str | None, typer.Option(help="Where it is; Fashion-MNIST has a usual place.")
     ] = None,
     loopback: Annotated[
         bool, typer.Option("--loopback", help="runtime without emulated links; needs no root.")
@@ -136,9 +139,11 @@ def reproduce(
     if study not in STUDIES:
         raise ValueError(f"unknown study {study!r}; choose from {', '.join(STUDIES)}")
     chosen = STUDIES[study]
-    where: dict[str, Any] = {} if data_path is None else {"data_path": data_path}
-    if where and not chosen.resumable:
-        raise ValueError(f"{study} reads no data; leave --data-path out")
+    given = {"data": data, "data_path": data_path}
+    where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if where and (quick or not chosen.resumable):
+        why = "--quick makes do with the digits" if chosen.resumable else f"{study} reads no data"
+        raise ValueError(f"{why}; leave --data and --data-path out")
     if loopback and study != "runtime":
         raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
     where |= {"loopback": True} if loopback else {}

@@ -38,6 +38,9 @@ def fitting(nodes: int, *batches: int) -> tuple[int, ...]:
     return tuple(nodes * max(1, batch // nodes) for batch in batches)
 
 
+FASHION = "fashion-mnist"  # what the studies train on unless told otherwise
+
+
 def check_data(name: str, path: str | None) -> None:
     """Reads the data once before anything is started, and says what to do without it."""
     try:

@@ -12,7 +12,7 @@ from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, signed, verdict
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import large_batch_plots as plots
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import METHODS, check_data, fitting, seeds_from
+from decentlam.lab.studies.common import FASHION, METHODS, check_data, fitting, seeds_from
 from decentlam.lab.study import Record, Study, Tick, silent
 from decentlam.lab.sweep import sweep
 
@@ -25,7 +25,7 @@ class LargeBatch:
     are tried for every method on the first seed.
     """
 
-    data: str = "fashion-mnist"
+    data: str = FASHION
     data_path: str | None = None
     model: str = "mlp"
     nodes: int = 8
@@ -44,12 +44,16 @@ class LargeBatch:
 
 
 def recipe(
-    nodes: int | None = None, seed: int = 0, quick: bool = False, data_path: str | None = None
+    nodes: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    data: str = FASHION,
+    data_path: str | None = None,
 ) -> LargeBatch:
     nodes, seeds = 8 if nodes is None else nodes, seeds_from(seed, 2 if quick else 3)
     if not quick:
         batches = fitting(nodes, *LargeBatch.batches)
-        return LargeBatch(nodes=nodes, batches=batches, seeds=seeds, data_path=data_path)
+        return LargeBatch(data, data_path, nodes=nodes, batches=batches, seeds=seeds)
     return LargeBatch(
         data="digits",
         nodes=nodes,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, mean_and_spread, signed, where
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import check_data, dot_panels, fitting, seeds_from
+from decentlam.lab.studies.common import FASHION, check_data, dot_panels, fitting, seeds_from
 from decentlam.lab.study import Record, Study, Tick, silent
 from decentlam.lab.sweep import sweep
 
@@ -30,8 +30,8 @@ class Case:
 # One core trains the perceptron on the 60,000 images in a second, the small convolutional network
 # in half a minute, ResNet-20 in minutes: convolutions get the digits, some 1,400 images of 8 x 8.
 CASES = (
-    Case("linear", "fashion-mnist", (2000, 8000), 0.05, 20.0),
-    Case("mlp", "fashion-mnist", (2000, 8000), 0.05, 20.0),
+    Case("linear", FASHION, (2000, 8000), 0.05, 20.0),
+    Case("mlp", FASHION, (2000, 8000), 0.05, 20.0),
     Case("cnn", "digits", (128, 512), 0.05, 60.0),
     Case("resnet20", "digits", (128, 512), 0.05, 20.0),
 )
@@ -54,11 +54,20 @@ class Models:
 
 
 def recipe(
-    nodes: int | None = None, seed: int = 0, quick: bool = False, data_path: str | None = None
+    nodes: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    data: str = FASHION,
+    data_path: str | None = None,
 ) -> Models:
     nodes, seeds = 8 if nodes is None else nodes, seeds_from(seed, 2 if quick else 3)
     cases = tuple(
-        replace(case, batches=fitting(nodes, *case.batches)) for case in (QUICK if quick else CASES)
+        replace(
+            case,
+            data=data if case.data == FASHION else case.data,
+            batches=fitting(nodes, *case.batches),
+        )
+        for case in (QUICK if quick else CASES)
     )
     return Models(cases=cases, nodes=nodes, seeds=seeds, data_path=data_path)
 

@@ -12,7 +12,7 @@ from decentlam.algorithms import make as make_algorithm
 from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, signed, where
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import check_data, dot_panels, fitting, seeds_from
+from decentlam.lab.studies.common import FASHION, check_data, dot_panels, fitting, seeds_from
 from decentlam.lab.study import Record, Study, Tick, silent
 from decentlam.lab.sweep import sweep
 from decentlam.stability import growth_rate
@@ -25,7 +25,7 @@ STEADY = "decentlam-steady"
 class Topologies:
     """Every method with the same values; the rate follows the batch, `lr` is the largest one's."""
 
-    data: str = "fashion-mnist"
+    data: str = FASHION
     data_path: str | None = None
     model: str = "mlp"
     nodes: int = 8
@@ -40,12 +40,16 @@ class Topologies:
 
 
 def recipe(
-    nodes: int | None = None, seed: int = 0, quick: bool = False, data_path: str | None = None
+    nodes: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    data: str = FASHION,
+    data_path: str | None = None,
 ) -> Topologies:
     nodes, seeds = 8 if nodes is None else nodes, seeds_from(seed, 2 if quick else 3)
     if not quick:
         batches = fitting(nodes, *Topologies.batches)
-        return Topologies(nodes=nodes, batches=batches, seeds=seeds, data_path=data_path)
+        return Topologies(data, data_path, nodes=nodes, batches=batches, seeds=seeds)
     batches = fitting(nodes, 128, 1024)
     return Topologies(data="digits", nodes=nodes, batches=batches, epochs=10.0, seeds=seeds)
 
