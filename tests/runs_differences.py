@@ -17,7 +17,7 @@ HALF = torch.bfloat16
 
 
 def trajectory(process_group: Group, method: str, **options: Any) -> tuple[list[Tensor], int, str]:
-    node, model, optimizer = start(process_group, method, message_dtype=HALF, **options)
+    node, model, optimizer = start(process_group, method, **{"message_dtype": HALF, **options})
     steps = train(optimizer, model, node, range(STEPS))
     return steps, optimizer.statistics.bytes_sent, type(optimizer.exchange).__name__
 

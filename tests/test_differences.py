@@ -29,6 +29,11 @@ for method in METHODS:
                 method=method, topology=topology, overlap=overlap, stable="ignore",
             )  # fmt: skip
 scenarios.add("two payloads", differences.trajectory, method="da-dmsgd", topology="ring")
+for dtype in (None, torch.bfloat16):
+    scenarios.add(
+        f"two per node {dtype}", differences.trajectory,
+        method="dmsgd", topology="ring", processes_per_node=2, message_dtype=dtype,
+    )  # fmt: skip
 scenarios.add("gossip", differences.gossip)
 scenarios.add("refused", differences.refused)
 scenarios.add("more", differences.more_parameters)
@@ -48,6 +53,18 @@ def test_the_steps_stay_near_those_of_whole_messages() -> None:
     for step, x in enumerate(differences.by_hand("decentlam", "ring", N)):
         moved = (whole[step] - whole[0]).abs().max() + differences.LR
         assert (x - whole[step]).abs().max() < 0.01 * moved
+
+
+def test_nodes_of_two_processes_stay_near_too_and_agree_inside() -> None:
+    whole = scenarios.outcomes("two per node None")
+    rounded = scenarios.outcomes("two per node torch.bfloat16")
+    for (expected, _, _), (found, _, kind) in zip(whole, rounded, strict=True):
+        assert kind == "DifferenceExchange"
+        assert (expected[-1] - found[-1]).abs().max() < 0.01 * (
+            expected[-1] - expected[0]
+        ).abs().max()
+    for one, other in zip(rounded[::2], rounded[1::2], strict=True):
+        assert runs.same(one[0], other[0])
 
 
 def test_half_the_bytes_are_sent() -> None:

@@ -340,7 +340,10 @@ def _sum(terms: list[tuple[float, Tensor]]) -> Tensor:
     (weight, first), rest = terms[0], terms[1:]
     if len(rest) == 1 and abs(weight + rest[0][0] - 1.0) < 1e-15:
         return torch.lerp(first, rest[0][1], rest[0][0])  # one operation instead of two
-    total = first if weight == 1.0 and not rest else first * weight
+    if weight == 1.0 and rest:
+        total, rest = torch.add(first, rest[0][1], alpha=rest[0][0]), rest[1:]
+    else:
+        total = first if weight == 1.0 else first * weight
     for weight, term in rest:
         total.add_(term, alpha=weight)
     return total
