@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from runs_shared_memory import delayed_loss
 from runs_steps import Group, build
 from torch import Tensor, nn
 
-SIZES = (50_001, 7, 20_000, 33_000, 1)  # elements of 8 bytes; pieces have 131,072 bytes and more
-BUCKET_BYTES = 600_000
+SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 524,288 bytes and more
+BUCKET_BYTES = 2_000_000
 STEPS = 5
 
 
@@ -60,17 +62,21 @@ def waiting_bytes(process_group: Group, **options: Any) -> dict[str, list[int]]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         foreign = [socket.create_connection(server.getsockname()), server.accept()[0]]
         _, _, optimizer = wide(process_group, "decentlam", "ring", **options)
-        found = {"ours": [_ahead(s) for s in foreign], "all": []}
-        for path in Path("/proc/self/fd").iterdir():
-            if not path.is_socket():
-                continue
-            with socket.socket(fileno=os.dup(int(path.name))) as s:
-                if s.family in (socket.AF_INET, socket.AF_INET6):
-                    found["all"].append(_ahead(s))
+        found = {"ours": [_ahead(s) for s in foreign], "all": [_ahead(s) for s in _sockets()]}
+        del optimizer
+        gc.collect()
+        found["after"] = [_ahead(s) for s in _sockets()]
         for s in foreign:
             s.close()
-        del optimizer
     return found
+
+
+def _sockets() -> Iterator[socket.socket]:
+    for path in Path("/proc/self/fd").iterdir():
+        if path.is_socket():
+            with socket.socket(fileno=os.dup(int(path.name))) as s:
+                if s.family in (socket.AF_INET, socket.AF_INET6):
+                    yield s
 
 
 def _ahead(connection: socket.socket) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import logging
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -138,17 +139,21 @@ class Construction(Stepping):
             if outboxes is not None:
                 return SharedMemoryExchange(*arguments, outboxes)
             log.info("no memory to share; messages are sent through the process group")
-        if self._flights and self._could_overtake():
-            keep_short(self.network, max(piece_bytes(flight.x.nbytes) for flight in self._flights))
+        exchange: ProcessGroupExchange
         if self._options.message_dtype is not None:
-            return DifferenceExchange(*arguments, self._options.message_dtype)
-        return ProcessGroupExchange(*arguments)
+            exchange = DifferenceExchange(*arguments, self._options.message_dtype)
+        else:
+            exchange = ProcessGroupExchange(*arguments)
+        if self._flights and self._overtakes():
+            size = max(piece_bytes(flight.x.nbytes) for flight in self._flights)
+            weakref.finalize(exchange, keep_short(self.network, size))
+        return exchange
 
-    def _could_overtake(self) -> bool:
-        """Whether some messages may become more urgent than others that were sent before."""
-        mode = self._first_mode(self.network)
-        neighbors = self._method.needs_gradient and not always_everyone(self._method)
-        return self._together and mode in ("auto", "forward") and neighbors
+    def _overtakes(self) -> bool:
+        """Whether urgent messages are sent before others. A kernel that takes little ahead of the
+        wire wakes up more often, which costs: not unless the user asked for it."""
+        asked = self._first_mode(self.network) == "forward" and self._together
+        return asked and self._method.needs_gradient and not always_everyone(self._method)
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
         """What runs when there is only one node."""

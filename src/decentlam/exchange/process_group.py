@@ -25,7 +25,7 @@ from decentlam.exchange.network import Network
 from decentlam.exchange.outboxes import News
 from decentlam.topology import Topology
 
-_PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
+_PIECE_BYTES = (1 << 19, 1 << 20)  # least and most: every piece costs the CPU some calls
 _PIECES = 4  # of a message, between these sizes
 _CHUNK = 1 << 17  # elements
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from decentlam.exchange.network import Network
 
@@ -19,12 +20,18 @@ _DESCRIPTORS = "/proc/self/fd"
 Ends = tuple[object, object]  # addresses: here, there
 
 
-def keep_short(network: Network, size: int) -> None:
+def keep_short(network: Network, size: int) -> Callable[[], None]:
     """Lets connections between these processes take at most `size` bytes ahead of the wire; called
-    on all of them together. Connections to anybody else are left alone."""
+    on all of them together. Connections to anybody else are left alone. What it returns undoes
+    it."""
     everyone = network.gather({_ends(connection) for connection in _connections()})
     del everyone[network.rank]  # a process that talks to itself is nobody's business
     inside = {(there, here) for ends in everyone for here, there in ends}
+    _limit(inside, size)
+    return partial(_limit, inside, 0)  # the system's own limit
+
+
+def _limit(inside: set[Ends], size: int) -> None:
     for connection in _connections():
         if _NOT_SENT is not None and _ends(connection) in inside:
             with contextlib.suppress(OSError):  # a sandbox without it
