@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import socket
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+import weakref
 from typing import Any
 
 import torch
 from runs import flat
 from runs_shared_memory import delayed_loss
-from runs_steps import Group, build
+from runs_steps import Group, build, quadratic_loss
 from torch import Tensor, nn
 
 SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 524,288 bytes and more
@@ -57,27 +55,24 @@ def trajectory(process_group: Group, **options: Any) -> list[Tensor]:
     return [*seen, flat(model)]
 
 
-def waiting_bytes(process_group: Group, **options: Any) -> dict[str, list[int]]:
-    """How much connections may take ahead of the wire: inside the group and to somebody else."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        foreign = [socket.create_connection(server.getsockname()), server.accept()[0]]
-        _, _, optimizer = wide(process_group, "decentlam", "ring", **options)
-        found = {"ours": [_ahead(s) for s in foreign], "all": [_ahead(s) for s in _sockets()]}
-        del optimizer
-        gc.collect()
-        found["after"] = [_ahead(s) for s in _sockets()]
-        for s in foreign:
-            s.close()
-    return found
+def dropped(process_group: Group) -> tuple[bool, int]:
+    """Whether an exchange outlives its optimizer, and how many couriers are still at work."""
+    node, model, optimizer = wide(
+        process_group, "decentlam", "ring", overlap="forward", shared_memory=False
+    )
+    take_steps(optimizer, model, node)
+    optimizer.finish()
+    exchange = weakref.ref(optimizer.exchange)
+    del optimizer, model
+    gc.collect()
+    for thread in threading.enumerate():
+        if "courier" in thread.name:
+            thread.join(10)
+    return exchange() is not None, sum("courier" in t.name for t in threading.enumerate())
 
 
-def _sockets() -> Iterator[socket.socket]:
-    for path in Path("/proc/self/fd").iterdir():
-        if path.is_socket():
-            with socket.socket(fileno=os.dup(int(path.name))) as s:
-                if s.family in (socket.AF_INET, socket.AF_INET6):
-                    yield s
-
-
-def _ahead(connection: socket.socket) -> int:
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+def take_steps(optimizer: Any, model: nn.Module, node: int) -> None:
+    for step in range(2):
+        optimizer.zero_grad()
+        quadratic_loss(model, node, step).backward()
+        optimizer.step()

@@ -83,7 +83,7 @@ def test_gossip_keeps_the_average_and_ends_in_agreement_beyond_16_bits() -> None
 
 def test_what_cannot_be_sent_so_is_refused_on_all_nodes() -> None:
     for directed, drawn, everyone, dtype in scenarios.outcomes("refused"):
-        assert "same in both directions" in directed and "one-peer-hypercube" in directed
+        assert "same in both directions" in directed and "try ring" in directed
         assert "drawn at random" in drawn
         assert "averages over everyone" in everyone
         assert "torch.bfloat16, got torch.float16" in dtype
@@ -100,6 +100,15 @@ def test_parameters_added_later_are_told_whole_first() -> None:
     found = torch.stack([more for (more,) in scenarios.outcomes("more")])
     assert (found - found.mean()).abs().max() < 1e-6
     assert abs(found.mean().item() - (N - 1) / 2) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [({"topology": "auto"}, "topology with a name"), ({"nonfinite": "ignore"}, "for ever")],
+)
+def test_what_does_not_go_together_is_refused(option: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decentlam.DmSGD(nn.Linear(2, 1).parameters(), message_dtype=torch.bfloat16, **option)
 
 
 def test_one_node_alone_needs_no_message() -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import logging
 import threading
-import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -22,9 +21,8 @@ from decentlam.errors import ExchangeError
 from decentlam.exchange.differences import DifferenceExchange, check_differences
 from decentlam.exchange.network import Network, communication_device, connect
 from decentlam.exchange.outboxes import one_machine, open_outboxes
-from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, piece_bytes
+from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange
 from decentlam.exchange.shared_memory import SharedMemoryExchange
-from decentlam.exchange.sockets import keep_short
 from decentlam.flight import Flight
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
@@ -46,7 +44,6 @@ class Construction(Stepping):
 
     _method: Algorithm  # as the user named it; what runs may be its stable form
     _ready: bool
-    _together: bool  # whether all processes build it at the same time
 
     def _attach(self, process_group: dist.ProcessGroup | None, agree: bool) -> None:
         """Joins the network, lays the parameters out and hooks into backward."""
@@ -71,7 +68,6 @@ class Construction(Stepping):
         self._flights: list[Flight] = []
         self._hooks: list[Any] = []
         # A copy or an unpickled optimizer may be one process's own idea: it must not ask others.
-        self._together = agree
         self._shares = agree and self._could_share() and one_machine(self.network, self._on_cpu())
         if options.topology == "auto":
             self._options = dataclasses.replace(options, topology=self._choose_topology())
@@ -139,21 +135,9 @@ class Construction(Stepping):
             if outboxes is not None:
                 return SharedMemoryExchange(*arguments, outboxes)
             log.info("no memory to share; messages are sent through the process group")
-        exchange: ProcessGroupExchange
         if self._options.message_dtype is not None:
-            exchange = DifferenceExchange(*arguments, self._options.message_dtype)
-        else:
-            exchange = ProcessGroupExchange(*arguments)
-        if self._flights and self._overtakes():
-            size = max(piece_bytes(flight.x.nbytes) for flight in self._flights)
-            weakref.finalize(exchange, keep_short(self.network, size))
-        return exchange
-
-    def _overtakes(self) -> bool:
-        """Whether urgent messages are sent before others. A kernel that takes little ahead of the
-        wire wakes up more often, which costs: not unless the user asked for it."""
-        asked = self._first_mode(self.network) == "forward" and self._together
-        return asked and self._method.needs_gradient and not always_everyone(self._method)
+            return DifferenceExchange(*arguments, self._options.message_dtype)
+        return ProcessGroupExchange(*arguments)
 
     def _alone(self, algorithm: Algorithm) -> Algorithm:
         """What runs when there is only one node."""

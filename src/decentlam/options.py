@@ -56,6 +56,13 @@ class Options:
         if self.message_dtype not in (None, *DTYPES):
             allowed = ", ".join(map(str, DTYPES))
             raise ValueError(f"message_dtype must be None or {allowed}, got {self.message_dtype!r}")
+        if self.message_dtype is not None and self.topology == "auto":
+            raise ValueError("message_dtype needs a topology with a name; topology='auto' has none")
+        if self.message_dtype is not None and self.nonfinite == "ignore":
+            raise ValueError(
+                "message_dtype needs nonfinite='raise' or 'skip': neighbors remember what they "
+                "were told, and a NaN would stay for ever"
+            )
         if self.overlap and self.overlap != "auto":
             self._check_overlap()
 

@@ -54,7 +54,10 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     def hand(self, urgency: int, pieces: Sequence[Post]) -> Parcel:
-        """Takes a message; of those waiting, the one with the highest urgency goes first."""
+        """Takes a message, in a piece at least; of those waiting, the one with the highest urgency
+        goes first."""
+        if not pieces:
+            raise ValueError("there is no piece of the message to send")
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_work, args=(self._state,), name="decentlam courier", daemon=True
@@ -108,6 +111,7 @@ class _State:
 def _work(state: _State) -> None:
     on_the_wire: deque[tuple[Parcel, list[dist.Work], bool]] = deque()
     while True:
+        taken = parcel = post = works = work = None  # they keep messages alive while it waits
         taken = state.take(block=not on_the_wire)
         if taken is None and not on_the_wire:
             return

@@ -95,7 +95,7 @@ def check_differences(network: Network, topology: Topology) -> None:
     """Refuses what differences cannot carry, on every node alike."""
     if network.batched:
         raise ValueError("message_dtype works with gloo on CPUs; with NCCL leave it out")
-    instead = "try one-peer-symmetric-exponential, one-peer-hypercube or ring"
+    instead = "try ring, or one-peer-hypercube if the number of nodes is a power of two"
     if not topology.symmetric:
         raise ValueError(
             f"message_dtype needs weights that are the same in both directions, {topology!r} has "
@@ -104,11 +104,10 @@ def check_differences(network: Network, topology: Topology) -> None:
     most = max(2, 2 * math.ceil(math.log2(network.num_nodes)))
     partners = "partners drawn at random"
     if topology.period is not None:
-        steps = range(topology.period)
-        met = (
-            {j for index in steps for j in topology.neighbors(node, index)}
-            for node in range(network.num_nodes)
-        )
+        met: list[set[int]] = [set() for _ in range(network.num_nodes)]
+        for index in range(topology.period):
+            for node, known in enumerate(met):
+                known.update(topology.neighbors(node, index))
         count = max(map(len, met))
         if count <= most:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,23 +176,19 @@ class ProcessGroupExchange:
             return round
         round = self._expected.pop(slot)
         outgoing = self._outgoing(slot, message, index, round)
+        places = [self.network.place(j) for j, _ in outgoing]
+        cuts = itertools.zip_longest(*(_cut(whole) for _, whole in outgoing))
         posts = [
-            (j, functools.partial(self._post, slot, piece, j))
-            for j, whole in outgoing
-            for piece in _cut(whole)
+            functools.partial(_post, self.network.group, places, pieces, self.tag + slot)
+            for pieces in cuts
         ]
-        if by_need:
-            parcel = self._courier.hand(slot, [post for _, post in posts])
-            round.sends = [("its neighbors", parcel)]
+        if by_need and posts:
+            round.sends = [("its neighbors", self._courier.hand(slot, posts))]
             return round
-        for j, post in posts:
-            with explained(place, f"node {j}", self.timeout):
-                round.sends += [(f"node {j}", work) for work in post()]
+        for post in posts:
+            with explained(place, "its neighbors", self.timeout):
+                round.sends += [("its neighbors", work) for work in post()]
         return round
-
-    def _post(self, slot: int, piece: Tensor, j: int) -> list[dist.Work]:
-        assert self.network.group is not None
-        return [self.network.group.send([piece], self.network.place(j), self.tag + slot)]
 
     def _round(self, slot: int, message: Tensor, index: int) -> tuple[Round, Payloads]:
         """A round whose terms are still to arrive, the own one to be formed; and what comes from
@@ -242,6 +239,19 @@ class ProcessGroupExchange:
                 buffer = self._inbox[slot, place] = torch.empty_like(message)
             buffers.append((j, buffer))
         return buffers
+
+
+def _post(
+    group: dist.ProcessGroup | None,
+    places: list[int],
+    pieces: tuple[Tensor | None, ...],
+    tag: int,
+) -> list[dist.Work]:
+    """Sends everybody the next piece; None to whom has all. (A method would keep its exchange alive
+    for as long as the courier remembers.)"""
+    assert group is not None
+    to_all = zip(places, pieces, strict=True)
+    return [group.send([piece], place, tag) for place, piece in to_all if piece is not None]
 
 
 def chunks(tensor: Tensor) -> Sequence[Tensor]:
