@@ -182,12 +182,13 @@ class ProcessGroupExchange:
             functools.partial(_post, self.network.group, places, pieces, self.tag + slot)
             for pieces in cuts
         ]
+        whom = " or ".join(f"node {j}" for j, _ in outgoing)
         if by_need and posts:
-            round.sends = [("its neighbors", self._courier.hand(slot, posts))]
+            round.sends = [(whom, self._courier.hand(slot, posts))]
             return round
         for post in posts:
-            with explained(place, "its neighbors", self.timeout):
-                round.sends += [("its neighbors", work) for work in post()]
+            with explained(place, whom, self.timeout):
+                round.sends += [(whom, work) for work in post()]
         return round
 
     def _round(self, slot: int, message: Tensor, index: int) -> tuple[Round, Payloads]:
