@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
 import weakref
 from typing import Any
 
 import torch
-from runs import flat
-from runs_shared_memory import delayed_loss
-from runs_steps import Group, build, quadratic_loss
+from runs_late import take_steps
+from runs_shared_memory import late_steps
+from runs_steps import Group, build
 from torch import Tensor, nn
 
 SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 524,288 bytes and more
@@ -42,17 +41,8 @@ def wide(
 
 
 def trajectory(process_group: Group, **options: Any) -> list[Tensor]:
-    """With nodes that are late at random; the last of it is looked at after forward."""
     node, model, optimizer = wide(process_group, **options)
-    late = delayed_loss(random.Random(node))
-    seen = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = late(model, node, step)
-        seen.append(flat(model))
-        loss.backward()
-        optimizer.step()
-    return [*seen, flat(model)]
+    return late_steps(optimizer, model, node, STEPS)
 
 
 def dropped(process_group: Group) -> tuple[bool, int]:
@@ -69,10 +59,3 @@ def dropped(process_group: Group) -> tuple[bool, int]:
         if "courier" in thread.name:
             thread.join(10)
     return exchange() is not None, sum("courier" in t.name for t in threading.enumerate())
-
-
-def take_steps(optimizer: Any, model: nn.Module, node: int) -> None:
-    for step in range(2):
-        optimizer.zero_grad()
-        quadratic_loss(model, node, step).backward()
-        optimizer.step()

@@ -40,15 +40,20 @@ def delayed_loss(draw: random.Random) -> Any:
 
 
 def delayed(process_group: Group, method: str, topology: str, overlap: bool | str) -> list[Tensor]:
-    """The trajectory, as forward sees it: a look after step() would end what is late."""
     node, model, optimizer = start(
         process_group, method, topology=topology, overlap=overlap, stable="ignore"
     )
+    return late_steps(optimizer, model, node, STEPS)
+
+
+def late_steps(optimizer: Any, model: nn.Module, node: int, steps: int) -> list[Tensor]:
+    """The trajectory of a node that is late at random, as forward sees it: a look after step()
+    would end what is under way."""
     trajectory: list[Tensor] = []
-    late = delayed_loss(random.Random(node))
-    for step in range(STEPS):
+    loss_of = delayed_loss(random.Random(node))
+    for step in range(steps):
         optimizer.zero_grad()
-        loss = late(model, node, step)
+        loss = loss_of(model, node, step)
         trajectory.append(flat(model))
         loss.backward()
         optimizer.step()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 17  # elements; smaller ones cost calls, larger ones fall out of the cache
+CHUNK = 1 << 17  # elements; smaller ones cost calls, larger ones fall out of the cache
 _LARGE = 1 << 15  # elements from which a copy of the gradient costs more than calls of its own
 
 
@@ -111,13 +111,13 @@ class Bucket:
         """
         if len(self.stretches) == 1 and self.stretches[0].owner is None:
             size = part.stop - part.start
-            chunk = _CHUNK if self.x.device.type == "cpu" else max(size, 1)
+            chunk = CHUNK if self.x.device.type == "cpu" else max(size, 1)
             spans = self.spans if per_layer else _cut(0, size, chunk)
             return [(0, span, span) for span in spans]
         return [
             (k, slice(piece.start - span.start, piece.stop - span.start), piece)
             for k, span in enumerate(stretch.span for stretch in self.stretches)
-            for piece in _cut(span.start, span.stop, _CHUNK)
+            for piece in _cut(span.start, span.stop, CHUNK)
         ]
 
 

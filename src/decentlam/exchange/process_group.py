@@ -24,11 +24,11 @@ from decentlam.errors import ExchangeError
 from decentlam.exchange.courier import Courier, Parcel
 from decentlam.exchange.network import Network
 from decentlam.exchange.outboxes import News
+from decentlam.layout import CHUNK
 from decentlam.topology import Topology
 
 _PIECE_BYTES = (1 << 19, 1 << 20)  # least and most: every piece costs the CPU some calls
 _PIECES = 4  # of a message, between these sizes
-_CHUNK = 1 << 17  # elements
 
 Terms = list[tuple[float, Tensor]]
 Payloads = list[tuple[int, Tensor]]  # of or for which node
@@ -56,9 +56,7 @@ class Round:
         _wait_all(self.receives, self.place, self.timeout)
         while self.changes:
             known, change = self.changes.pop()
-            for k, c in zip(
-                known.view(-1).split(_CHUNK), change.view(-1).split(_CHUNK), strict=True
-            ):
+            for k, c in zip(chunks(known), chunks(change), strict=True):
                 k.add_(c)
         return self.terms
 
@@ -257,7 +255,7 @@ def _post(
 
 def chunks(tensor: Tensor) -> Sequence[Tensor]:
     """Small enough for the cache: what is written can be read again at once."""
-    return tensor.view(-1).split(_CHUNK)
+    return tensor.view(-1).split(CHUNK)
 
 
 def _cut(message: Tensor) -> Sequence[Tensor]:
