@@ -38,10 +38,10 @@ def with_victim(
         else:
             os._exit(7)
 
-    train(optimizer, model, node, range(3))
     begun = time.monotonic()
 
     def go_on() -> None:
+        train(optimizer, model, node, range(3))  # what the victim had not sent yet fails here
         for step in range(3, 20):
             optimizer.zero_grad()
             loss = quadratic_loss(model, node, step)
