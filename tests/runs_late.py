@@ -17,6 +17,8 @@ from runs import Quadratic, flat
 from runs_steps import LR, build, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
 
+import decentlam
+from decentlam import algorithms
 from decentlam.late import LateParameter
 
 Group = dist.ProcessGroup
@@ -133,6 +135,28 @@ def looks(process_group: Group) -> dict[str, Tensor]:
         seen[name] = look(model, optimizer).double()
         assert are_plain(model), name
     return seen
+
+
+class Dawdling(algorithms.DecentLaM):
+    """Its update takes so long that somebody looks in the midst of it."""
+
+    def update(self, x: Tensor, g: Tensor, mixed: Tensor, state: Any, step: Any) -> None:
+        time.sleep(0.01)
+        super().update(x, g, mixed, state, step)
+        time.sleep(0.01)
+
+
+def dawdling(process_group: Group) -> list[list[Tensor]]:
+    """The steps as they should be, and those of updates that another thread is slow to do."""
+    found = []
+    for overlap in (False, "forward"):
+        model = Quadratic(seed=0)
+        optimizer = decentlam.DecentralizedOptimizer(
+            model.parameters(), Dawdling(0.6), LR, topology="ring", overlap=overlap,
+            bucket_bytes=1000, process_group=process_group, shared_memory=False,
+        )  # fmt: skip
+        found.append(train(optimizer, model, dist.get_rank(process_group), range(STEPS)))
+    return found
 
 
 def state_of_momentum(process_group: Group) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 524,288 bytes and more
 BUCKET_BYTES = 2_000_000
 STEPS = 5
+THREADS = {"decentlam clerk", "decentlam courier"}
 
 
 class Wide(nn.Module):
@@ -46,16 +47,17 @@ def trajectory(process_group: Group, **options: Any) -> list[Tensor]:
 
 
 def dropped(process_group: Group) -> tuple[bool, int]:
-    """Whether an exchange outlives its optimizer, and how many couriers are still at work."""
+    """Whether an exchange outlives its optimizer, and how many threads of its are at work."""
     node, model, optimizer = wide(
         process_group, "decentlam", "ring", overlap="forward", shared_memory=False
     )
     take_steps(optimizer, model, node)
     optimizer.finish()
+    assert {t.name for t in threading.enumerate()} >= THREADS
     exchange = weakref.ref(optimizer.exchange)
     del optimizer, model
     gc.collect()
     for thread in threading.enumerate():
-        if "courier" in thread.name:
+        if thread.name in THREADS:
             thread.join(10)
-    return exchange() is not None, sum("courier" in t.name for t in threading.enumerate())
+    return exchange() is not None, sum(t.name in THREADS for t in threading.enumerate())

@@ -12,17 +12,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import runs_steps
 import torch
-from runs import flat
-from runs_steps import Group, quadratic_loss, start, train
+from runs import Quadratic, flat
+from runs_steps import Group, quadratic_loss, train
 from torch import Tensor, nn
+
+import decentlam
 
 STEPS = 24
 LONGEST = 0.02  # seconds that a node may be late, again and again
 
 
+def start(process_group: Group, method: str, **options: Any) -> Any:
+    return runs_steps.start(process_group, method, **{"shared_memory": True, **options})
+
+
 def kind(process_group: Group, **options: Any) -> str:
     return type(start(process_group, **options)[2].exchange).__name__
+
+
+def usual_kind(process_group: Group) -> str:
+    """Of an optimizer that is told nothing about it."""
+    parameters = Quadratic().parameters()
+    optimizer = decentlam.DecentLaM(parameters, topology="ring", process_group=process_group)
+    return type(optimizer.exchange).__name__
 
 
 def delayed_loss(draw: random.Random) -> Any:

@@ -30,6 +30,7 @@ def build(
         "topology": "ring",
         "overlap": True,
         "bucket_bytes": 100,
+        "shared_memory": False,  # as between hosts
         "timeout_seconds": 30.0,
         "process_group": process_group,
         **hyper,

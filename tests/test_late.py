@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import runs
 import runs_late as late
 import runs_steps
 import torch
@@ -32,12 +33,13 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "auto pmsgd": (late.automatic, {"method": "pmsgd"}),
     "auto awc-dmsgd": (late.automatic, {"method": "awc-dmsgd"}),
     "careful scripts": (late.careful_scripts, {}),
-    "topology decentlam": (late.automatic_topology, {"method": "decentlam"}),
+    "topology shared": (late.automatic_topology, {"method": "decentlam", "shared_memory": True}),
     "topology pmsgd": (late.automatic_topology, {"method": "pmsgd"}),
-    "topology sent": (late.automatic_topology, {"method": "decentlam", "shared_memory": False}),
+    "topology sent": (late.automatic_topology, {"method": "decentlam"}),
     "scripted": (late.scripted, {}),
     "unseen": (late.unseen, {}),
     "changed gradient": (late.changed_gradient, {}),
+    "dawdling": (late.dawdling, {}),
 }
 
 
@@ -66,6 +68,11 @@ def test_shapes_and_gradients_taken_away_wait_for_nothing() -> None:
 def test_gradients_zeroed_in_place_do_not_reach_a_late_update(method: str) -> None:
     for expected, found in scenarios.outcomes(f"zeroed {method}"):
         assert torch.equal(expected[0], found[0])
+
+
+def test_nobody_sees_a_parameter_in_the_midst_of_its_update() -> None:
+    for expected, found in scenarios.outcomes("dawdling"):
+        assert runs.same(expected, found)
 
 
 @pytest.mark.parametrize("how", ["written", "subclassed", "scripted"])
@@ -132,9 +139,7 @@ def test_auto_chooses_only_where_processes_may_differ() -> None:
     assert clipping._first_mode(one_per_node) is False
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("decentlam", [True]), ("sent", [False]), ("pmsgd", [])]
-)
+@pytest.mark.parametrize(("name", "said"), [("shared", [True]), ("sent", [False]), ("pmsgd", [])])
 def test_topology_auto_is_the_same_on_all_nodes_and_measures_what_carries(
     name: str, said: list[bool]
 ) -> None:

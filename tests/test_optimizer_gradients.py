@@ -161,6 +161,7 @@ RAISING = [
     ("da-dmsgd", True, torch.inf),
     ("pmsgd", True, torch.nan),
     ("slowmo", True, torch.nan),
+    ("qg-dmsgd", "forward", torch.inf),
 ]
 for method, overlap, value in RAISING:
     scenarios.add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 30
 SMALL = 100  # bytes: nearly every parameter is a bucket of its own
 LARGE = 2**20
+EVERYONE = ("pmsgd", "pmsgd-lars")  # never in shared memory
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,15 @@ class Case:
     bucket_bytes: int = SMALL
     weight_decay: float = 0.0
     hyper: dict[str, Any] = field(default_factory=dict)
+    sent: bool = False  # small buckets too, instead of read in shared memory
 
     @property
     def name(self) -> str:
         more = [f"{k}={v}" for k, v in self.hyper.items()]
         when = {True: "overlap", False: "afterwards"}.get(self.overlap, self.overlap)
         buckets = "buckets" if self.bucket_bytes == SMALL else "one bucket"
-        return " ".join([str(self.nodes), self.method, self.topology, when, buckets, *more])
+        way = ["sent"] if self.sent else []
+        return " ".join([str(self.nodes), self.method, self.topology, when, buckets, *way, *more])
 
     def run(self) -> list[torch.Tensor]:
         options = {
@@ -46,7 +49,7 @@ class Case:
             "weight_decay": self.weight_decay,
             "timeout_seconds": 60.0,
             "stable": "ignore",  # as in the simulator
-            "shared_memory": self.bucket_bytes == SMALL,  # every method does both
+            "shared_memory": self.bucket_bytes == SMALL and not self.sent,
             **({"lars": True} if self.method == "pmsgd-lars" else {}),
         }
         return runs.train_quadratic(self.method, STEPS, {**options, **self.hyper})
@@ -144,7 +147,8 @@ EIGHT = [
     Case(8, "decentlam-steady", "bipartite-random-match", True, SMALL, 0.01, FAST),
     Case(8, "gt-dmsgd", "bipartite-random-match", True, SMALL, 0.01, FAST),
 ]
-CASES = FOUR + FORWARD + FIVE + EIGHT
+SENT = [replace(case, sent=True) for case in (*FORWARD, *FIVE) if case.method not in EVERYONE]
+CASES = FOUR + FORWARD + FIVE + EIGHT + SENT
 
 
 @cache

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Step
 from decentlam.errors import StaleMessageError
+from decentlam.exchange.clerk import Clerk, Job
 from decentlam.exchange.network import Network
 from decentlam.exchange.process_group import Round, Terms, explained
 from decentlam.gradients import all_finite
@@ -64,6 +65,8 @@ class Flight:
         self.early = False  # the message left before the gradient was known
         self.skipped = False
         self.reducing: Round | None = None  # the sum over the processes of this node
+        self.departing: Job | None = None  # in which the message is formed, by another thread
+        self.updating: Job | None = None
         self.plan: tuple[Algorithm, Step] | None = None  # of the update that is still to come
         self.hyper: dict[str, float] = {}
         self._gradients: list[Tensor] = []  # by piece
@@ -202,9 +205,12 @@ class Flight:
     def held_message_bytes(self) -> int:
         return 0 if self._z is None else self._z.nbytes
 
+    def note_parameters(self) -> None:
+        """From here on they must not change until the update."""
+        self._departed = self._parameter_versions()
+
     def form_message(self, algorithm: Algorithm, step: Step, check: bool) -> list[str]:
         """Fills the message buffer; returns the names of parameters that are not finite."""
-        self._departed = self._parameter_versions()
         z = self.message(step.index)
         gradients = self._gradients
         if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
@@ -257,12 +263,33 @@ class Flight:
 
     def settle(self) -> float:
         """Waits for the mix and updates as planned, if that is still to come; seconds waited."""
+        begun = time.perf_counter()
+        if self.updating is not None:
+            self.updating.wait()
+            self.updating = None
+            return time.perf_counter() - begun
         if self.plan is None:
             return 0.0
         assert self.round is not None
-        begun = time.perf_counter()
         terms = self.round.wait()
         waited = time.perf_counter() - begun
+        self._update_from(terms)
+        return waited
+
+    def settle_by(self, clerk: Clerk) -> None:
+        """Lets the clerk do it."""
+
+        def settle() -> None:
+            plan = self.plan
+            assert self.round is not None
+            terms = self.round.wait()
+            if self.plan is plan:  # nobody gave the step up meanwhile
+                self._update_from(terms)
+
+        self.updating = clerk.hand(settle)
+
+    def _update_from(self, terms: Terms) -> None:
+        assert self.plan is not None
         (algorithm, step), self.plan = self.plan, None
         grads, version = self._seen
         if version != sum(g._version for g in grads if g is not None):
@@ -272,7 +299,6 @@ class Flight:
             )
         self.update(algorithm, terms, step)
         self._gradients, self._seen = [], ([], 0)  # the next forward may need the memory
-        return waited
 
     def land(self) -> None:
         """Leaves nothing under way: a process may end, or the message change, after a step."""

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from decentlam import late
 from decentlam.algorithms import Algorithm, Reach, Step, lr_ratio
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
+from decentlam.exchange.clerk import Clerk, Job
 from decentlam.exchange.network import Network
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, Round
 from decentlam.flight import Flight
@@ -175,7 +176,7 @@ class Stepping(Optimizer, Joinable):
         reach = self._algorithm.reach(index)
         if not self.exchange.silent(reach):
             messages = {flight.slot: flight.message(index) for flight in flights}
-            self.exchange.expect(messages, index, reach)
+            self._do(lambda: self.exchange.expect(messages, index, reach))
 
     def _send(self, flight: Flight) -> None:
         """Forms the message of one bucket from its gradient and hands it to the exchange."""
@@ -197,11 +198,32 @@ class Stepping(Optimizer, Joinable):
         if self.exchange.silent(reach):
             flight.round = Round.silent()
             return
-        bad = flight.form_message(algorithm, step, check=self._options.nonfinite != "ignore")
-        self._check_finite(bad, step)
-        message = flight.message(step.index)
-        by_need = self._ends_in_forward
-        flight.round = self.exchange.start(flight.slot, message, step.index, reach, by_need)
+        message, by_need = flight.message(step.index), self._ends_in_forward
+        flight.note_parameters()
+
+        def depart() -> None:
+            bad = flight.form_message(algorithm, step, check=self._options.nonfinite != "ignore")
+            self._check_finite(bad, step)
+            flight.round = self.exchange.start(flight.slot, message, step.index, reach, by_need)
+
+        flight.departing = self._do(depart)
+
+    @property
+    def _clerk(self) -> Clerk | None:
+        """Who does what the training need not wait for. Not collectives: others may be under way
+        in the training thread, and their order must be the same on all processes."""
+        reach = self._algorithm.reach(self.param_groups[0]["step"])
+        sends = bool(self._pace.mode) and self._algorithm.needs_gradient
+        alone = self.network.node_group is None
+        return self.exchange.clerk if sends and alone and reach is Reach.NEIGHBORS else None
+
+    def _do(self, work: Callable[[], None]) -> Job | None:
+        """Does it at once, or lets the clerk."""
+        clerk = self._clerk
+        if clerk is not None:
+            return clerk.hand(work)
+        work()
+        return None
 
     def _check_finite(self, bad: list[str], step: Step) -> None:
         if bad:
@@ -245,6 +267,9 @@ class Stepping(Optimizer, Joinable):
             flight.check_fresh(self._hyper(self.param_groups[flight.bucket.group]))
         for flight in self._flights:
             self._send(flight)
+        for flight in self._flights:
+            if flight.departing is not None:
+                flight.departing.wait()  # or raises what went wrong
         self._update(skipped)
 
     def _prepare_gradients(self, absent: bool) -> bool:
@@ -291,6 +316,9 @@ class Stepping(Optimizer, Joinable):
             if not late.postpone(flight.bucket.params, functools.partial(self._settle, flight)):
                 return False
         late.watch(self)
+        if self._clerk is not None:
+            for flight in reversed(self._flights):  # as the next forward needs them
+                flight.settle_by(self._clerk)
         return True
 
     def _settle(self, flight: Flight) -> None:

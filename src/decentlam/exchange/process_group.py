@@ -21,6 +21,7 @@ from torch import Tensor
 
 from decentlam.algorithms import Reach
 from decentlam.errors import ExchangeError
+from decentlam.exchange.clerk import Clerk
 from decentlam.exchange.courier import Courier, Parcel
 from decentlam.exchange.network import Network
 from decentlam.exchange.outboxes import News
@@ -78,6 +79,8 @@ _under_way: set[Round] = set()
 class NoExchange:
     """Every node keeps its own message: one node alone, or a run that measures head-room."""
 
+    clerk: Clerk | None = None
+
     def open(self, slots: int, index: int, reach: Reach) -> list[Tensor]:
         return []
 
@@ -118,6 +121,8 @@ class ProcessGroupExchange:
         self._inbox: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place) -> buffer
         self._expected: dict[int, Round] = {}
         self._courier = Courier(self.timeout)
+        # A GPU works beside the training anyway.
+        self.clerk: Clerk | None = None if network.batched else Clerk()
 
     def open(self, slots: int, index: int, reach: Reach) -> list[Tensor]:
         """Begins a step; the buffers its messages must be formed in, none if any will do."""

@@ -31,6 +31,7 @@ class SharedMemoryExchange(ProcessGroupExchange):
         outboxes: Outboxes,
     ) -> None:
         super().__init__(network, topology, timeout_seconds, tag)
+        self.clerk = None  # no core is free where processes share a machine, and nothing is sent
         self._outboxes = outboxes
         self._turn = 0  # steps begun with these outboxes; a step's number may go back
         self._readers: list[list[int]] = [[] for _ in range(SETS)]  # nodes, by set of buffers
