@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -39,6 +41,53 @@ def test_nothing_is_done_after_an_error_and_everybody_who_waits_hears_of_it() ->
         with pytest.raises(NonFiniteError, match="node 2, step 3"):
             job.wait()
     assert done == []
+
+
+class PartsError(Exception):
+    """Cannot be made of its arguments again."""
+
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"step {step}: {what}")
+
+
+def test_an_error_of_any_kind_reaches_everybody() -> None:
+    def fail() -> None:
+        raise PartsError(3, "broken")
+
+    clerk = Clerk()
+    first, second = clerk.hand(fail), clerk.hand(lambda: None)
+    with pytest.raises(PartsError, match="step 3: broken"):
+        first.wait()
+    with pytest.raises(RuntimeError, match="PartsError: step 3: broken"):
+        second.wait()
+
+
+def test_who_waits_for_a_clerk_that_is_gone_is_told() -> None:
+    clerk = Clerk()
+    clerk.hand(lambda: None).wait()
+    clerk.dismiss()
+    with pytest.raises(RuntimeError, match="is gone"):
+        clerk.hand(lambda: None).wait()
+
+
+BUSY = """
+import time, torch, decentlam
+from decentlam.exchange.clerk import Clerk
+def work():
+    for _ in range(1000):
+        torch.sub(x, x, out=x)
+clerk, x = Clerk(), torch.zeros(100)
+for _ in range(100_000):
+    clerk.hand(work)
+time.sleep(0.1)
+raise SystemExit(5)
+"""
+
+
+def test_a_process_that_ends_while_its_clerk_works_ends_as_it_was_told() -> None:
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, timeout=60)
+        assert done.returncode == 5, done.stderr
 
 
 def test_updates_leave_no_history() -> None:

@@ -40,6 +40,8 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "unseen": (late.unseen, {}),
     "changed gradient": (late.changed_gradient, {}),
     "dawdling": (late.dawdling, {}),
+    "interrupted": (late.interrupted, {}),
+    "twice": (late.twice, {}),
 }
 
 
@@ -70,12 +72,17 @@ def test_gradients_zeroed_in_place_do_not_reach_a_late_update(method: str) -> No
         assert torch.equal(expected[0], found[0])
 
 
+def test_a_batch_dropped_after_backward_leaves_the_error_of_its_messages() -> None:
+    for error in scenarios.outcomes("twice"):
+        assert error.startswith("NonFiniteError"), error
+
+
 def test_nobody_sees_a_parameter_in_the_midst_of_its_update() -> None:
     for expected, found in scenarios.outcomes("dawdling"):
         assert runs.same(expected, found)
 
 
-@pytest.mark.parametrize("how", ["written", "subclassed", "scripted"])
+@pytest.mark.parametrize("how", ["written", "subclassed", "scripted", "interrupted"])
 def test_late_or_not_the_steps_are_the_same_to_the_bit(how: str) -> None:
     for expected, found in scenarios.outcomes(how):
         assert torch.equal(expected, found)
@@ -99,8 +106,9 @@ def test_reading_behind_our_back_is_refused_and_never_silently_stale() -> None:
 
 
 def test_a_gradient_changed_under_a_late_update_is_refused() -> None:
-    for error in scenarios.outcomes("changed gradient"):
-        assert error.startswith("StaleMessageError") and "after step()" in error, error
+    for errors in scenarios.outcomes("changed gradient"):
+        for error in errors:
+            assert error.startswith("StaleMessageError") and "after step()" in error, error
 
 
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])

@@ -61,7 +61,7 @@ class Flight:
         """Ready for the next step's gradients."""
         self.arrived.clear()
         self.started = False  # the gradient is complete
-        self.sent = False  # the message is formed and on its way
+        self.sent = False  # the message is formed and on its way, or the clerk is at it
         self.early = False  # the message left before the gradient was known
         self.skipped = False
         self.reducing: Round | None = None  # the sum over the processes of this node
@@ -168,7 +168,7 @@ class Flight:
         return grads, sum(g._version for g in grads if g is not None)
 
     def parameters_changed(self) -> bool:
-        """Whether somebody else wrote to a parameter since its message was formed."""
+        """Whether somebody else wrote to a parameter since its message was to be formed."""
         return self._departed is not None and self._departed != self._parameter_versions()
 
     def _parameter_versions(self) -> int:
@@ -278,11 +278,11 @@ class Flight:
 
     def settle_by(self, clerk: Clerk) -> None:
         """Lets the clerk do it."""
+        plan, round = self.plan, self.round
+        assert plan is not None and round is not None
 
         def settle() -> None:
-            plan = self.plan
-            assert self.round is not None
-            terms = self.round.wait()
+            terms = round.wait()
             if self.plan is plan:  # nobody gave the step up meanwhile
                 self._update_from(terms)
 
@@ -291,14 +291,18 @@ class Flight:
     def _update_from(self, terms: Terms) -> None:
         assert self.plan is not None
         (algorithm, step), self.plan = self.plan, None
+        self._check_kept()
+        self.update(algorithm, terms, step)
+        self._check_kept()  # it may have changed meanwhile, by another thread
+        self._gradients, self._seen = [], ([], 0)  # the next forward may need the memory
+
+    def _check_kept(self) -> None:
         grads, version = self._seen
         if version != sum(g._version for g in grads if g is not None):
             raise StaleMessageError(
                 "a gradient was changed after step(), while its update waited for messages "
                 "(overlap='forward'). Use zero_grad() of the optimizer, or overlap=True."
             )
-        self.update(algorithm, terms, step)
-        self._gradients, self._seen = [], ([], 0)  # the next forward may need the memory
 
     def land(self) -> None:
         """Leaves nothing under way: a process may end, or the message change, after a step."""

@@ -6,8 +6,9 @@ bucket's update first. So the next forward waits layer by layer, and everybody e
 state_dict, an evaluation or another optimizer, sees the finished value too.
 
 What passes unseen is a read outside of torch's Python functions: through a tensor made before
-(p.data, p.detach()), in a scripted function, an extension or a CUDA graph. The gradient of a
-parameter that nobody asked for is refused.
+(p.data, p.detach()), in a scripted function, an extension or a CUDA graph. It may see the value
+before the update, after it or in its midst. The gradient of a parameter that nobody asked for is
+refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from decentlam.exchange.clerk import dismiss_all
 
 _SETTLE = "_decentlam_settle"  # where a late parameter keeps what finishes its update
 
@@ -134,9 +137,12 @@ def finish_all() -> None:
 @atexit.register
 def _at_exit() -> None:
     """Neighbors still wait for this process's last messages."""
-    if dist.is_available() and dist.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            finish_all()
+    try:
+        if dist.is_available() and dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                finish_all()
+    finally:
+        dismiss_all()
 
 
 def _late_in(value: Any) -> Iterator[LateParameter]:

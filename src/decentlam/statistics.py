@@ -11,7 +11,7 @@ class StepStatistics:
     """Of the last finished step."""
 
     step: int = -1
-    wait_seconds: float = 0.0  # time step() stood still for messages
+    wait_seconds: float = 0.0  # the training stood still for messages; "forward": and updates
     exchange_seconds: float = 0.0  # from the first message sent to the last one received
     bytes_sent: int = 0
     skipped: bool = False  # the gradient was left out (overflow, non-finite, no data)

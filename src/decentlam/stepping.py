@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from decentlam import late
 from decentlam.algorithms import Algorithm, Reach, Step, lr_ratio
-from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
+from decentlam.errors import NonFiniteError, StaleMessageError
 from decentlam.exchange.clerk import Clerk, Job
 from decentlam.exchange.network import Network
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, Round
@@ -82,19 +82,21 @@ class Stepping(Optimizer, Joinable):
         self.finish()
 
     def _on_gradient(self, flight: Flight, i: int) -> None:
-        flight.bucket.adopt_gradient(i)
-        if self._pace.undecided and not self._pace.mode and self._synchronizing:
-            self._watch(flight, i)
-        if not (self._synchronizing and self._sends_in_backward):
-            return
-        if flight.started:
+        sends = self._synchronizing and self._sends_in_backward
+        if sends and flight.started:
+            if flight.departing is not None:
+                flight.departing.wait()  # what went wrong there is the better error
             raise StaleMessageError(
                 f"a second backward reached {flight.bucket.names[i]} before step(), but its "
                 "message is on the way. Accumulate gradients inside `with opt.no_sync():` "
                 "(all backwards but the last), or use overlap=False."
             )
-        flight.arrived.add(i)
-        self._start_ready()
+        flight.bucket.adopt_gradient(i)
+        if self._pace.undecided and not self._pace.mode and self._synchronizing:
+            self._watch(flight, i)
+        if sends:
+            flight.arrived.add(i)
+            self._start_ready()
 
     def _watch(self, flight: Flight, i: int) -> None:
         """Notes the gradient as backward left it: overlap must not be tried if that changes."""
@@ -289,7 +291,7 @@ class Stepping(Optimizer, Joinable):
         return absent
 
     def _update(self, skipped: bool) -> None:
-        """Updates all buckets, or lets whoever touches a parameter do it."""
+        """Updates all buckets, or lets the clerk or whoever touches a parameter do it."""
         index = self.param_groups[0]["step"]
         reach = self._algorithm.reach(index)
         sent = sum(flight.message_bytes(index) for flight in self._flights)
@@ -312,13 +314,14 @@ class Stepping(Optimizer, Joinable):
 
     def _postpone(self) -> bool:
         """Makes the parameters late; False if they cannot be."""
-        for flight in self._flights:
-            if not late.postpone(flight.bucket.params, functools.partial(self._settle, flight)):
-                return False
-        late.watch(self)
-        if self._clerk is not None:
-            for flight in reversed(self._flights):  # as the next forward needs them
-                flight.settle_by(self._clerk)
+        with self._settling:
+            for flight in self._flights:
+                if not late.postpone(flight.bucket.params, functools.partial(self._settle, flight)):
+                    return False
+            late.watch(self)
+            if self._clerk is not None:
+                for flight in reversed(self._flights):  # as the next forward needs them
+                    flight.settle_by(self._clerk)
         return True
 
     def _settle(self, flight: Flight) -> None:
@@ -327,13 +330,14 @@ class Stepping(Optimizer, Joinable):
         with self._settling, torch.no_grad():
             try:
                 self._waited += flight.settle()
-            except (ExchangeError, StaleMessageError):  # what there is can still be saved
-                self._ending = None
-                late.forget(self)
-                self._release()
+            except Exception:  # what there is can still be saved
+                self._end()
                 raise
 
-    def _release(self) -> None:
+    def _end(self) -> None:
+        """Nothing of the last step is still to complete."""
+        self._ending = None
+        late.forget(self)
         for flight in self._flights:
             late.release(flight.bucket.params)
 
@@ -351,9 +355,8 @@ class Stepping(Optimizer, Joinable):
     def _complete(self, then: Callable[[Flight], None] | None = None) -> None:
         """Updates what is still to be; `then` sends a bucket on while the next ones wait."""
         assert self._ending is not None
+        index, sent, skipped = self._ending
         with self._settling, torch.no_grad():
-            (index, sent, skipped), self._ending = self._ending, None
-            late.forget(self)
             try:
                 for flight in self._flights:
                     self._waited += flight.settle()
@@ -364,8 +367,11 @@ class Stepping(Optimizer, Joinable):
                 for flight in self._flights if then is None else []:
                     flight.land()
                     flight.reset()
-            finally:
-                self._release()
+            except BaseException as error:
+                if isinstance(error, Exception) or then is not None:
+                    self._end()  # but Ctrl-C leaves it to be completed
+                raise
+            self._end()
             self.exchange.close()
             self._statistics.end(index, self._waited, sent, skipped)
             self._waited = 0.0

@@ -87,7 +87,7 @@ class DifferenceExchange(ProcessGroupExchange):
         return sent * self.dtype.itemsize // next(iter(self._to.values())).element_size()
 
     def memory_bytes(self) -> int:
-        held = (*self._of.values(), *self._to.values(), *self._packets.values())
+        held = [t for kept in (self._of, self._to, self._packets) for t in list(kept.values())]
         return super().memory_bytes() + sum(tensor.nbytes for tensor in held)
 
 

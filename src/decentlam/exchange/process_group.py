@@ -222,7 +222,7 @@ class ProcessGroupExchange:
 
     def memory_bytes(self) -> int:
         """Bytes of the receive buffers."""
-        return sum(buffer.nbytes for buffer in self._inbox.values())
+        return sum(buffer.nbytes for buffer in list(self._inbox.values()))
 
     def outbox_bytes(self) -> int:
         """Bytes of the message buffers that are the exchange's own."""
