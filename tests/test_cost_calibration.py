@@ -150,6 +150,15 @@ def test_records_and_constants_travel_as_json(tmp_path: Path):
         Measurement.from_record({"contender": "a"})
 
 
+@pytest.mark.parametrize(("fraction", "wire"), [(1.0, 0.32), (0.5, 0.16)])
+def test_messages_of_16_bits_take_half_the_wire(fraction: float, wire: float):
+    measured = Measurement(
+        "DecentLaM", nodes=4, bandwidth=1e9, model_bytes=40_000_000, compute="sleep",
+        compute_seconds=0.3, seconds=[0.6], kind="neighbors", peers=1, message_fraction=fraction,
+    )  # fmt: skip
+    assert measured.predicted(Calibration()) == pytest.approx(0.3 + wire)
+
+
 def exchange_for_real(rounds: int) -> list[dict]:
     """Times of real messages of several sizes, to one peer, to two, and all-reduces."""
     rank, n, records = dist.get_rank(), dist.get_world_size(), []

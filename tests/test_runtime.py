@@ -137,6 +137,7 @@ def test_a_mode_that_is_found_by_trying_is_timed_after_the_trial_and_only_when_n
         ("DecentLaM one-peer, no overlap", "neighbors", 1, "none"),
         ("DecentLaM sym. exponential, overlap", "neighbors", 2, "backward"),
         ("AWC-DmSGD one-peer", "neighbors", 1, "iteration"),
+        ("DecentLaM one-peer, overlap, 16 bits", "neighbors", 1, "backward"),
     ],
 )
 def test_a_record_tells_what_was_sent_and_hidden(
@@ -149,6 +150,7 @@ def test_a_record_tells_what_was_sent_and_hidden(
     assert len(found) == len(timed)
     mine = found[name]
     assert (mine["kind"], mine["peers"], mine["overlap"]) == (kind, peers, overlap)
+    assert mine["message_fraction"] == (0.5 if "16 bits" in name else 1.0)
     assert mine["compute_seconds"] == pytest.approx(0.3 - 0.08 / 8)
     assert mine["bandwidth"] == 1e9 and mine["forward_fraction"] == 0.2
     longest = {"none": 0.08 / 8, "all-reduce": 0.08}.get(kind)

@@ -39,6 +39,7 @@ class Measurement:
     forward_fraction: float = 1 / 3
     update_seconds: float = 0.0  # of compute_seconds, in the optimizer's step
     cores: int | None = None  # that all nodes share; None: each has its own
+    message_fraction: float = 1.0  # of the model's bytes, to each peer
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -79,7 +80,8 @@ class Measurement:
             update_seconds_per_byte=self.update_seconds / self.model_bytes,
             shares_cpu=self.compute == "real",
         )
-        exchange = Exchange(KINDS[self.kind], n, self.peers)
+        reach, fraction = KINDS[self.kind], self.message_fraction
+        exchange = Exchange(reach, n, self.peers, message_fraction=fraction)
         crowding = max(1.0, n / self.cores) if self.cores else 1.0
         found = step_timeline(
             exchange, link, compute, self._job, self.overlap, calibration, crowding

@@ -47,13 +47,14 @@ class Exchange:
     num_nodes: int
     peers: int = 1
     payloads: int = 1
+    message_fraction: float = 1.0  # of the parameters' bytes; a half where messages have 16 bits
 
     def bytes_sent(self, model_bytes: float, processes_per_node: int = 1) -> float:
         """p M to p peers; 2 (N - 1) / N M in a ring all-reduce of N processes."""
         if self.reach is Reach.NOBODY or self.num_nodes == 1:
             return 0.0
         if self.reach is Reach.NEIGHBORS:
-            return model_bytes * self.payloads * self.peers
+            return model_bytes * self.message_fraction * self.payloads * self.peers
         ring = self.num_nodes * processes_per_node
         return model_bytes * self.payloads * 2 * (ring - 1) / ring
 

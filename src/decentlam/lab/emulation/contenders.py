@@ -30,6 +30,7 @@ class Contender:
     reach: Reach
     overlap: str = "none"  # as in `decentlam.cost`
     topology: str = "ring"
+    message_fraction: float = 1.0  # of the parameters' bytes
     warm_up: int = WARM_UP  # iterations that are not timed
     when_named: bool = False  # takes too long to be in every table
 
@@ -57,7 +58,10 @@ def _ours(
     cls: Any, topology: str, overlap: bool | str, options: dict[str, Any] | None = None, **rest: Any
 ) -> Contender:
     algorithm = getattr(algorithms, cls.__name__)()
-    build = training.ours(cls, topology, overlap=overlap, **(options or {}))
+    options = options or {}
+    build = training.ours(cls, topology, overlap=overlap, **options)
+    if "message_dtype" in options:
+        rest["message_fraction"] = options["message_dtype"].itemsize / torch.float32.itemsize
     return Contender(build, algorithm.reach(0), overlap_of(algorithm, overlap), topology, **rest)
 
 

@@ -53,6 +53,7 @@ def _facts(name: str, alone: Record, setting: Setting, nodes: int) -> Record:
     return {
         "kind": _KIND_OF[contender.reach],
         "peers": contender.peers(nodes),
+        "message_fraction": contender.message_fraction,
         "overlap": contender.overlap,
         "straggler_seconds": contender.delay(nodes, late),
         "compute_seconds": seconds,
