@@ -64,6 +64,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", "--nodes", type=int, default=4)
     parser.add_argument("--bandwidth", help="of each link, such as 100Mbit; default: no limit")
+    parser.add_argument(
+        "--unsent", type=int, metavar="KIB", help="that a connection takes ahead of the wire"
+    )
     parser.add_argument("--model", default=Setting.model, choices=MODELS)
     parser.add_argument("--parameters", type=float, help="of a sleeping model")
     parser.add_argument("--compute", default="real", help="real, or sleep:MILLISECONDS")
@@ -83,8 +86,9 @@ def main() -> None:
     if given.list:
         print("\n".join(contenders(have_rivals())))
         return
-    if given.loopback and given.bandwidth:
-        parser.error("loopback has no bandwidth to set; leave one of the two out")
+    if given.loopback and (given.bandwidth or given.unsent):
+        parser.error("loopback has no bandwidth and no connection to set; leave one of the two out")
+    unsent = given.unsent and 1024 * given.unsent
     if not have_rivals():
         print("decent-dp is not installed and left out; `uv pip install decent-dp` adds it")
     try:
@@ -102,7 +106,7 @@ def main() -> None:
         total = setting.rounds * len(choose(setting.only))
         heard = progress(total) if sys.stderr.isatty() else unheard
         records = measure(
-            setting, given.nodes, given.bandwidth, given.loopback, given.timeout, heard
+            setting, given.nodes, given.bandwidth, given.loopback, given.timeout, heard, unsent
         )
     except ValueError as error:
         sys.exit(f"network.py: {error}")
@@ -116,7 +120,8 @@ def main() -> None:
     where = "loopback" if given.loopback else f"links of {given.bandwidth or 'any speed'}"
     report(records, setting, where, given.nodes)
     if given.json:
-        about = {"nodes": given.nodes, "bandwidth": given.bandwidth, "loopback": given.loopback}
+        names = ("nodes", "bandwidth", "unsent", "loopback")
+        about = {name: getattr(given, name) for name in names}
         text = {"setting": asdict(setting), **about, "machine": machine(), "records": records}
         given.json.write_text(json.dumps(text, indent=1))
 

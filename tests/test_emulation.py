@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,19 @@ def test_the_interface_counts_what_was_sent(observed: Any) -> None:
 def test_hosts_share_no_memory(observed: Any) -> None:
     """They could, being on one machine, and no byte would pass the link."""
     assert {report["exchange"] for report in observed} == {"ProcessGroupExchange"}
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("observed")  # or there are no hosts here
+def test_a_connection_takes_only_so_much_ahead_of_the_wire() -> None:
+    setting = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
+    before = setting.read_text()
+    with hosts(1, unsent_bytes=262_144) as (host,):
+        found = host.start(["cat", str(setting)], stdout=subprocess.PIPE)
+        assert found.communicate(timeout=20)[0].strip() == "262144"
+    assert setting.read_text() == before
+    with pytest.raises(ValueError, match=r"4,096 or more.*got 7"), hosts(1, unsent_bytes=7):
+        pass
 
 
 @pytest.mark.netns

@@ -45,6 +45,7 @@ def measure(
     loopback: bool = False,
     timeout_seconds: float = 1800.0,
     heard: Callable[[Record], Any] = unheard,
+    unsent_bytes: int | None = None,
 ) -> list[Record]:
     """A record per round and contender; on hosts with such links, or on this one's loopback.
 
@@ -64,7 +65,7 @@ def measure(
                 args = (setting, "lo", nodes, notes.path)
                 records = decentlam.launch(time_all, nodes, args, timeout_seconds=120.0)[0]
             else:
-                with hosts(nodes, bandwidth) as made:
+                with hosts(nodes, bandwidth, unsent_bytes) as made:
                     args = (setting, INTERFACE, 1, notes.path)
                     records = run_on(made, time_all, args, timeout_seconds)[0]
         except (RuntimeError, OSError) as error:
