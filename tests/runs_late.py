@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import copy
 import io
-import logging
 import pickle
 import threading
 import time
@@ -15,11 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runs import Quadratic, flat
-from runs_steps import LR, build, message_of, quadratic_loss, start, train
+from runs_steps import LR, build, message_of, quadratic_loss, start
 from torch import Tensor, nn
 
-import decentlam
-from decentlam import algorithms
 from decentlam.late import LateParameter
 
 Group = dist.ProcessGroup
@@ -136,56 +132,6 @@ def looks(process_group: Group) -> dict[str, Tensor]:
         seen[name] = look(model, optimizer).double()
         assert are_plain(model), name
     return seen
-
-
-class Dawdling(algorithms.DecentLaM):
-    """Its update takes so long that somebody looks in the midst of it."""
-
-    begun = threading.Event()
-
-    def update(self, x: Tensor, g: Tensor, mixed: Tensor, state: Any, step: Any) -> None:
-        self.begun.set()
-        time.sleep(0.01)
-        super().update(x, g, mixed, state, step)
-        time.sleep(0.01)
-
-
-def start_dawdling(process_group: Group, overlap: bool | str) -> tuple[int, nn.Module, Any]:
-    node = dist.get_rank(process_group)
-    model = Quadratic(seed=0)
-    optimizer = decentlam.DecentralizedOptimizer(
-        model.parameters(), Dawdling(0.6), LR, topology="ring", overlap=overlap,
-        bucket_bytes=1000, process_group=process_group, shared_memory=False,
-    )  # fmt: skip
-    return node, model, optimizer
-
-
-def dawdling(process_group: Group) -> list[list[Tensor]]:
-    """The steps as they should be, and those of updates that another thread is slow to do."""
-    found = []
-    for overlap in (False, "forward"):
-        node, model, optimizer = start_dawdling(process_group, overlap)
-        found.append(train(optimizer, model, node, range(STEPS)))
-    return found
-
-
-def interrupted(process_group: Group) -> list[Tensor]:
-    """Ctrl-C strikes while somebody waits for the parameters; who looks later sees them whole."""
-    found = []
-    for overlap in (False, "forward"):
-        node, model, optimizer = start_dawdling(process_group, overlap)
-        take_steps(optimizer, model, node)
-        if overlap:
-            timer = threading.Timer(0.005, _thread.interrupt_main)
-            try:
-                timer.start()
-                optimizer.finish()
-                time.sleep(10)
-                raise AssertionError("nothing was interrupted")
-            except KeyboardInterrupt:
-                timer.join()
-        found.append(flat(model))
-    return found
 
 
 def state_of_momentum(process_group: Group) -> list[Tensor]:
@@ -322,42 +268,6 @@ def unseen(process_group: Group) -> str:
     return message
 
 
-def changed_gradient(process_group: Group) -> tuple[str, str]:
-    """A gradient kept from before step() is zeroed before its update has begun, or meanwhile."""
-    node, model, optimizer = start(process_group, "decentlam", overlap="forward")
-    quadratic_loss(model, node, 0).backward()
-    kept, zeroed = [p.grad for p in model.parameters()], threading.Event()
-    optimizer.exchange.clerk.hand(lambda: assert_(zeroed.wait(20)))
-    optimizer.step()
-    torch._foreach_zero_(kept)
-    zeroed.set()
-    before = message_of(lambda: flat(model))
-    node, model, optimizer = start_dawdling(process_group, "forward")
-    quadratic_loss(model, node, 0).backward()
-    kept = [p.grad for p in model.parameters()]
-    Dawdling.begun.clear()
-    optimizer.step()
-    assert Dawdling.begun.wait(20)
-    torch._foreach_zero_(kept)
-    return before, message_of(lambda: flat(model))
-
-
-def assert_(value: bool) -> None:
-    assert value
-
-
-def twice(process_group: Group) -> str:
-    """A script drops the batch whose loss is NaN after backward: what went wrong is told."""
-    node, model, optimizer = start(process_group, "decentlam", timeout_seconds=2.0)
-
-    def two_batches() -> None:
-        (quadratic_loss(model, node, 0) * torch.nan).backward()
-        optimizer.zero_grad()
-        quadratic_loss(model, node, 1).backward()
-
-    return message_of(two_batches)
-
-
 def subclassed(process_group: Group) -> tuple[Tensor, Tensor]:
     """A parameter of another class is never late, and takes the same steps."""
 
@@ -376,59 +286,6 @@ def subclassed(process_group: Group) -> tuple[Tensor, Tensor]:
     return results[0], results[1]
 
 
-# overlap="auto" ---------------------------------------------------------------------------------
-
-
-def automatic(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor], Any]:
-    node, model, optimizer = start(process_group, method, overlap=False)
-    expected = train(optimizer, model, node, range(60))
-    node, model, optimizer = start(process_group, method, overlap="auto")
-    found = []
-    for step in range(60):
-        optimizer.zero_grad()
-        loss = quadratic_loss(model, node, step)
-        if step:
-            found.append(flat(model))
-        loss.backward()
-        optimizer.step()
-    return expected, [*found, flat(model)], optimizer._pace.mode
-
-
-def careful_scripts(process_group: Group) -> dict[str, Any]:
-    """What scripts do between backward and step() that overlap cannot stand."""
-
-    def clip(model: nn.Module, optimizer: Any, node: int, step: int) -> None:
-        quadratic_loss(model, node, step).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    def accumulate(model: nn.Module, optimizer: Any, node: int, step: int) -> None:
-        for _ in range(2):
-            quadratic_loss(model, node, step).backward()
-
-    def schedule(model: nn.Module, optimizer: Any, node: int, step: int) -> None:
-        quadratic_loss(model, node, step).backward()
-        optimizer.param_groups[0]["lr"] = LR / (1 + step)
-
-    def scale(model: nn.Module, optimizer: Any, node: int, step: int) -> None:
-        quadratic_loss(model, node, step).backward()
-        for p in model.parameters():
-            p.grad = 2 * p.grad
-
-    found = {}
-    for backward in (clip, accumulate, schedule, scale):
-        trajectories, mode = [], None
-        for overlap in (False, "auto"):
-            node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
-            for step in range(20):
-                optimizer.zero_grad()
-                backward(model, optimizer, node, step)
-                optimizer.step()
-            trajectories.append(flat(model))
-            mode = (optimizer._pace.mode, optimizer._pace.undecided, optimizer._pace.reason)
-        found[backward.__name__] = (*trajectories, mode)
-    return found
-
-
 # Ends and deaths --------------------------------------------------------------------------------
 
 
@@ -443,20 +300,3 @@ def leave_at_once(method: str, seconds: float) -> int:
         time.sleep(seconds * node)
         optimizer.step()
     return node
-
-
-def automatic_topology(process_group: Group, method: str, **options: Any) -> tuple[Any, ...]:
-    """Every node gets the same network, and a copy of the optimizer measures nothing again."""
-    reasons: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("decentlam.construction")
-    level, _ = log.level, log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    node, model, optimizer = start(process_group, method, topology="auto", **options)
-    log.setLevel(level)
-    log.removeHandler(handler)
-    train(optimizer, model, node, range(3))
-    assert repr(copy.deepcopy(optimizer).topology) is not None
-    said = [text.endswith("(shared memory)") for text in reasons if "topology='auto'" in text]
-    return repr(optimizer.topology), optimizer.consensus_distance(), said

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import runs
+import runs_auto as auto
+import runs_background as background
 import runs_late as late
 import runs_steps
 import torch
@@ -29,19 +31,19 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluated": (late.evaluated, {}),
     "compiled": (late.compiled, {}),
     "subclassed": (late.subclassed, {}),
-    "auto decentlam": (late.automatic, {"method": "decentlam"}),
-    "auto pmsgd": (late.automatic, {"method": "pmsgd"}),
-    "auto awc-dmsgd": (late.automatic, {"method": "awc-dmsgd"}),
-    "careful scripts": (late.careful_scripts, {}),
-    "topology shared": (late.automatic_topology, {"method": "decentlam", "shared_memory": True}),
-    "topology pmsgd": (late.automatic_topology, {"method": "pmsgd"}),
-    "topology sent": (late.automatic_topology, {"method": "decentlam"}),
+    "auto decentlam": (auto.automatic, {"method": "decentlam"}),
+    "auto pmsgd": (auto.automatic, {"method": "pmsgd"}),
+    "auto awc-dmsgd": (auto.automatic, {"method": "awc-dmsgd"}),
+    "careful scripts": (auto.careful_scripts, {}),
+    "topology shared": (auto.automatic_topology, {"method": "decentlam", "shared_memory": True}),
+    "topology pmsgd": (auto.automatic_topology, {"method": "pmsgd"}),
+    "topology sent": (auto.automatic_topology, {"method": "decentlam"}),
     "scripted": (late.scripted, {}),
     "unseen": (late.unseen, {}),
-    "changed gradient": (late.changed_gradient, {}),
-    "dawdling": (late.dawdling, {}),
-    "interrupted": (late.interrupted, {}),
-    "twice": (late.twice, {}),
+    "changed gradient": (background.changed_gradient, {}),
+    "dawdling": (background.dawdling, {}),
+    "interrupted": (background.interrupted, {}),
+    "twice": (background.twice, {}),
 }
 
 

@@ -24,6 +24,7 @@ from decentlam.exchange.outboxes import one_machine, open_outboxes
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange
 from decentlam.exchange.shared_memory import SharedMemoryExchange
 from decentlam.flight import Flight
+from decentlam.groups import algorithm_of
 from decentlam.launch import init_if_launched
 from decentlam.layout import Bucket, build_buckets
 from decentlam.options import usual_bucket_bytes
@@ -153,7 +154,13 @@ class Construction(Stepping):
             self.param_groups, self._bucket_bytes, parts, gather=self._method.layerwise
         )
         self._flights = [
-            Flight(i, b, self._algorithm_of(self.param_groups[b.group]), self.network, timeout)
+            Flight(
+                i,
+                b,
+                algorithm_of(self._algorithm, self.param_groups[b.group]),
+                self.network,
+                timeout,
+            )
             for i, b in enumerate(self._buckets)
         ]
         self._hooks = []

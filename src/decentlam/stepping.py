@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import threading
@@ -16,12 +15,13 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.optim import Optimizer
 
 from decentlam import late
-from decentlam.algorithms import Algorithm, Reach, Step, lr_ratio
+from decentlam.algorithms import Algorithm, Reach, Step
 from decentlam.errors import NonFiniteError, StaleMessageError
 from decentlam.exchange.clerk import Clerk, Job
 from decentlam.exchange.network import Network
 from decentlam.exchange.process_group import NoExchange, ProcessGroupExchange, Round
 from decentlam.flight import Flight
+from decentlam.groups import algorithm_of, hyper_of, step_of
 from decentlam.options import Options
 from decentlam.pace import Pace
 from decentlam.preparation import prepare
@@ -103,13 +103,13 @@ class Stepping(Optimizer, Joinable):
         if not flight.note_gradient(i):
             self._pace.decide(False, "gradients are accumulated over several backwards")
         if not self._hyper_seen:
-            self._hyper_seen = [self._hyper(group) for group in self.param_groups]
+            self._hyper_seen = [hyper_of(group) for group in self.param_groups]
 
     def _judge(self) -> None:
         """Decides against overlap if the script changes what the messages are made of."""
         if any(flight.gradient_touched() for flight in self._flights):
             self._pace.decide(False, "gradients change between backward and step()")
-        elif self._hyper_seen not in ([], [self._hyper(group) for group in self.param_groups]):
+        elif self._hyper_seen not in ([], [hyper_of(group) for group in self.param_groups]):
             self._pace.decide(False, "the learning rate changes between backward and step()")
         elif getattr(self, "found_inf", None) is not None:
             self._pace.decide(False, "a GradScaler looks at the whole gradient")
@@ -141,7 +141,7 @@ class Stepping(Optimizer, Joinable):
     def _begin(self, flight: Flight, skip: bool = False, absent: bool = False) -> None:
         self._open_round(absent)
         flight.begin(skip, self.param_groups[0]["step"])
-        flight.hyper = self._hyper(self.param_groups[flight.bucket.group])
+        flight.hyper = hyper_of(self.param_groups[flight.bucket.group])
         for waiting in self._flights:
             if not waiting.sent:
                 if not waiting.started or not self._summed(waiting):
@@ -185,7 +185,7 @@ class Stepping(Optimizer, Joinable):
         if flight.sent:
             return
         group = self.param_groups[flight.bucket.group]
-        step = self._step_of(group, flight.skipped)
+        step = step_of(group, flight.skipped)
         flight.complete_gradient()
         if self._options.nonfinite != "ignore" and not self._algorithm.needs_gradient:
             self._check_finite(flight.nonfinite_gradients(), step)
@@ -195,7 +195,7 @@ class Stepping(Optimizer, Joinable):
 
     def _depart(self, flight: Flight, step: Step) -> None:
         """Forms the message and sends it, if it is finite."""
-        algorithm = self._algorithm_of(self.param_groups[flight.bucket.group])
+        algorithm = algorithm_of(self._algorithm, self.param_groups[flight.bucket.group])
         reach = algorithm.reach(step.index)
         if self.exchange.silent(reach):
             flight.round = Round.silent()
@@ -266,7 +266,7 @@ class Stepping(Optimizer, Joinable):
         for flight in self._flights:
             if not flight.started:
                 self._begin(flight, skipped, absent)
-            flight.check_fresh(self._hyper(self.param_groups[flight.bucket.group]))
+            flight.check_fresh(hyper_of(self.param_groups[flight.bucket.group]))
         for flight in self._flights:
             self._send(flight)
         for flight in self._flights:
@@ -298,7 +298,7 @@ class Stepping(Optimizer, Joinable):
         self._ending = (index, self.exchange.bytes_sent(sent, index, reach), skipped)
         for flight in self._flights:
             group = self.param_groups[flight.bucket.group]
-            flight.prepare(self._algorithm_of(group), self._step_of(group, flight.skipped))
+            flight.prepare(algorithm_of(self._algorithm, group), step_of(group, flight.skipped))
         early = bool(self._pace.mode) and not self._algorithm.needs_gradient
         if not early and not (self._ends_in_forward and self._postpone()):
             self.finish()
@@ -383,32 +383,5 @@ class Stepping(Optimizer, Joinable):
     def _start_early(self, flight: Flight) -> None:
         """The message needs no gradient: it travels during the next forward and backward."""
         self._expect([flight])
-        self._depart(flight, self._step_of(self.param_groups[flight.bucket.group]))
+        self._depart(flight, step_of(self.param_groups[flight.bucket.group]))
         flight.early = True
-
-    # What message and update are called with ----------------------------------------------------
-
-    def _algorithm_of(self, group: dict[str, Any]) -> Algorithm:
-        """The algorithm with this group's momentum, which schedulers may change."""
-        if "momentum" not in group:
-            return self._algorithm
-        changes = {"beta": group["momentum"]}
-        if hasattr(self._algorithm, "nesterov"):
-            changes["nesterov"] = group["nesterov"]
-        if all(getattr(self._algorithm, k) == v for k, v in changes.items()):
-            return self._algorithm
-        return dataclasses.replace(self._algorithm, **changes)  # type: ignore[type-var]
-
-    def _step_of(self, group: dict[str, Any], skip: bool = False) -> Step:
-        lr = check_lr(group["lr"])
-        return Step(
-            index=group["step"],
-            lr=lr,
-            lr_ratio=lr_ratio(lr, group["previous_lr"]),
-            sync_lr_ratio=lr_ratio(lr, group["sync_lr"]),
-            weight_decay=0.0 if skip else group["weight_decay"],
-        )
-
-    def _hyper(self, group: dict[str, Any]) -> dict[str, float]:
-        names = ("lr", "weight_decay", "momentum", "nesterov")
-        return {name: float(group[name]) for name in names if name in group}
