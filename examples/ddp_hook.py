@@ -17,25 +17,18 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import decentlam
-from decentlam.algorithms import Reach
-from decentlam.exchange.network import connect
-from decentlam.exchange.process_group import ProcessGroupExchange, Round
-from decentlam.topology import resolve
 
 
 class DecentLaMHook:
-    """State of `decentlam_hook`: the network, the optimizer whose lr is used, what is in flight."""
+    """State of `decentlam_hook`: the exchange, the optimizer whose lr is used, what is pending."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, topology: str, weight_decay: float = 0.0
     ) -> None:
-        network = connect()
         self.optimizer, self.weight_decay = optimizer, weight_decay
-        self.exchange = ProcessGroupExchange(
-            network, resolve(topology, network.num_nodes), timeout_seconds=600
-        )
+        self.exchange = decentlam.neighbor_exchange(topology)
         self.step = 0
-        self.flying: list[tuple[Future[Tensor], Tensor, Round]] = []
+        self.pending: list[tuple[Future[Tensor], Tensor, decentlam.Pending]] = []
 
 
 @torch.no_grad()
@@ -46,17 +39,16 @@ def decentlam_hook(state: DecentLaMHook, bucket: dist.GradBucket) -> Future[Tens
         raise ValueError(f"the hook needs lr > 0, got {lr}; use decentlam.DecentLaM for lr = 0")
     x = torch.cat([p.reshape(-1) for p in bucket.parameters()])
     message = torch.add(x, torch.add(bucket.buffer(), x, alpha=state.weight_decay), alpha=-lr)
-    slot = bucket.index()
-    state.exchange.expect({slot: message}, state.step, Reach.NEIGHBORS)
-    round = state.exchange.start(slot, message, state.step, Reach.NEIGHBORS)
+    state.exchange.receive(bucket.index(), message, state.step)
+    pending = state.exchange.send(bucket.index(), message, state.step)
     corrected: Future[Tensor] = Future()
-    state.flying.append((corrected, x, round))
+    state.pending.append((corrected, x, pending))
     if bucket.is_last():
-        for future, own, flight in state.flying:
-            mixed = sum(weight * term for weight, term in flight.wait())
+        for future, own, mix in state.pending:
+            mixed = sum(weight * term for weight, term in mix.wait())
             future.set_result((own - mixed) / lr)
-            flight.finish()
-        state.flying.clear()
+            mix.finish()
+        state.pending.clear()
         state.step += 1
     return corrected
 

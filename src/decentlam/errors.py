@@ -11,6 +11,14 @@ class ExchangeError(RuntimeError):
     """A neighbor did not answer: it died, stopped or took longer than the timeout."""
 
 
+class RunOverError(ExchangeError):
+    """The elastic run that a process wanted to join, or to join again, has ended."""
+
+
+class LaunchError(RuntimeError):
+    """A process of a run died, or could not join the others."""
+
+
 class StaleMessageError(RuntimeError):
     """Something changed between backward and step() after the messages had left."""
 

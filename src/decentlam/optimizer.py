@@ -1,40 +1,52 @@
-"""One node per process: a torch.optim.Optimizer whose messages travel while backward runs."""
+"""DecentralizedOptimizer: torch.optim's contract, around a runtime that does the work."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator
-from typing import Any
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack, cast
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.join import Joinable, JoinHook
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from decentlam import evaluation
-from decentlam.algorithms import Algorithm
-from decentlam.construction import Construction
-from decentlam.exchange.network import communication_device
-from decentlam.options import Options
-from decentlam.pace import Mode
-from decentlam.simulate import check_lr
-from decentlam.statistics import StepStatistics
+from decentlam.algorithms import Algorithm, Reach, check_lr, check_number, reaches
+from decentlam.errors import ExchangeError
+from decentlam.exchange.network import Network, connect, reconnect, saved
+from decentlam.membership.deal import Place
+from decentlam.membership.generations import Change, Membership
+from decentlam.options import OptimizerOptions, Options
+from decentlam.runtime import build, elastic, evaluation
+from decentlam.runtime.agreement import check_agreement, facts_of
+from decentlam.runtime.groups import prepare
+from decentlam.runtime.runtime import Runtime
+from decentlam.runtime.statistics import StepStatistics
 from decentlam.topology import Topology
 
-log = logging.getLogger(__name__)
 
-
-class DecentralizedOptimizer(Construction):
+class DecentralizedOptimizer(Optimizer, Joinable):
     """Runs any `Algorithm` on the processes of a torch.distributed group, one node each.
 
-    Parameters live in flat buckets. A bucket's message is formed and sent as soon as backward has
-    its gradients; `step()` waits for the neighbors' and updates. With `overlap=False` everything
-    happens in `step()`, which clipping, GradScaler and skipping non-finite gradients need.
-    On one machine neighbors read messages in memory; `shared_memory=False` sends them there too.
-    `message_dtype=torch.bfloat16` sends half the bytes, as differences to what neighbors know.
-    The method classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
+    Each of the nodes trains on its own data. A step forms a message from parameters and gradients,
+    averages it with a few neighbors, and updates the parameters from the average. The method
+    classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
+
+    Args:
+        params: Parameters or param groups, as for any torch optimizer.
+        algorithm: What a node computes.
+        lr: The learning rate.
+        options: See `decentlam.options.OptimizerOptions`.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> algorithm = decentlam.algorithms.DecentLaM(beta=0.9)
+    >>> opt = decentlam.DecentralizedOptimizer(model.parameters(), algorithm, lr=0.1)
+    >>> model(torch.ones(2, 3)).sum().backward()
+    >>> opt.step()
     """
 
     _step_supports_amp_scaling = True  # GradScaler then always calls step: neighbors need answers
@@ -44,55 +56,257 @@ class DecentralizedOptimizer(Construction):
         params: ParamsT,
         algorithm: Algorithm,
         lr: float = 1e-3,
-        *,
-        weight_decay: float = 0.0,
-        topology: str | Topology = "symmetric-exponential",
-        overlap: Mode = "auto",
-        bucket_bytes: int | None = None,
-        max_grad_norm: float | None = None,
-        nonfinite: str = "raise",
-        processes_per_node: int = 1,
-        process_group: dist.ProcessGroup | None = None,
-        timeout_seconds: float = 600.0,
-        stable: str = "refuse",
-        shared_memory: bool = True,
-        message_dtype: torch.dtype | None = None,
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         check_lr(lr)
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be 0 or more, got {weight_decay!r}")
-        defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
-        if hasattr(algorithm, "beta"):
-            defaults["momentum"] = algorithm.beta
-            defaults["nesterov"] = getattr(algorithm, "nesterov", False)
-        self._options = Options(
-            topology,
-            overlap,
-            bucket_bytes,
-            max_grad_norm,
-            nonfinite,
-            processes_per_node,
-            timeout_seconds,
-            stable,
-            shared_memory,
-            message_dtype,
-        )
-        self._algorithm = self._method = algorithm
-        self._ready = False
-        super().__init__(params, defaults)
+        weight_decay = check_number("weight_decay", options.pop("weight_decay", 0.0))
+        process_group = options.pop("process_group", None)
+        self._model = _checked(options.pop("model", None))
+        self._options = Options(**cast(dict[str, Any], options))
+        self._method = algorithm  # as the user named it; what runs may be a stable form of it
+        self._runtime: Runtime | None = None
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **algorithm.hyper()})
         Joinable.__init__(self)
-        self._attach(process_group, agree=True)
+        self._tag = build.next_tag()
+        network = build.join(
+            self.param_groups, algorithm, self._options, self._tag, process_group, self._buffers()
+        )
+        self._membership = elastic.membership() if self._options.elastic else None
+        if self._membership is not None:
+            self._membership.use_optimizer(self)
+        if self._membership is not None and self._membership.joins:
+            self._enter(self._membership)
+            return
+        self._shares = build.can_share(self.param_groups, algorithm, self._options, network)
+        self._build(network, self._options, StepStatistics())
+        self._check_same_form()
+        if self._membership is not None:
+            self._membership.use_timeout(self._options.timeout_seconds)
+        build.start_equal(self.runtime, self.param_groups)
 
-    # Accumulation, evaluation, statistics -------------------------------------------------------
+    def _build(self, network: Network, options: Options, statistics: StepStatistics) -> None:
+        """A runtime on this network; parameters and state stay as they are."""
+        before, this = self._runtime, weakref.ref(self)
+        self._runtime = build.build(
+            self.param_groups,
+            self.state,
+            self._method,
+            options,
+            network,
+            self._tag,
+            shares=self._shares,
+            statistics=statistics,
+            notify=lambda: _notify(this()),
+        )
+        if before is not None:
+            before.close()
+        if network.processes_per_node > 1 and options.bucket_bytes is None:
+            size = build.default_bucket_bytes(self.param_groups, network, self._shares)
+            options = dataclasses.replace(options, bucket_bytes=size)  # state belongs to buckets
+        if options.topology == "auto":  # measured once
+            options = dataclasses.replace(options, topology=self.topology.name)
+        self._options = options
+        self._show_state()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, backward only accumulates gradients; nothing is sent."""
-        before, self._synchronizing = self._synchronizing, False
+    def _enter(self, run: Membership) -> None:
+        """Takes part in an elastic run that is under way; if that fails, in its next generation."""
         try:
-            yield
-        finally:
-            self._synchronizing = before
+            self._settle()
+        except ExchangeError as error:
+            run.report(str(error))
+            if self._runtime is not None:
+                self._runtime.cut_off(error)
+            elastic.renew(run, lambda: self._runtime, self._settle)
+
+    def _settle(self) -> None:
+        """With the members of a new generation, all together: the same method, on a topology of as
+        many nodes as there are."""
+        assert self._membership is not None
+        asked = self._options
+        exact = Reach.EVERYONE in reaches(self._method)
+        device = build.check_parameters(self.param_groups)
+        network = connect(exact=exact, device=device)
+        self._shares = build.can_share(self.param_groups, self._method, asked, network)
+        assert isinstance(asked.topology, str)
+        topology = elastic.fitting(asked.topology, network.num_nodes)
+        options = dataclasses.replace(asked, topology=topology)
+        statistics = StepStatistics() if self._runtime is None else self.statistics
+        self._build(network, options, statistics)
+        self._options = asked  # the family that was asked for may fit the next generation
+        self._check_same_form()
+        self._membership.use_timeout(asked.timeout_seconds)
+        elastic.hand_over(self._membership, self.runtime, self.param_groups, self._buffers())
+
+    def _buffers(self) -> list[Tensor]:
+        """What newcomers get besides parameters and state."""
+        return [] if self._model is None else list(self._model.buffers())
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """With elastic=True: the numbers of the processes that take part, in the order of their
+        nodes. A number never changes; that of a newcomer is new."""
+        if self._membership is None:
+            return tuple(range(self.network.num_processes))
+        return self._membership.generation.members
+
+    @property
+    def place(self) -> Place:
+        """Where this process stands at its next step; `decentlam.Deal` gives its samples."""
+        step = self.runtime.index
+        if self._membership is None:
+            return Place(step, self.network.node, (Change(0, self.network.num_nodes),))
+        its = self._membership.generation_at(step)
+        return Place(step, its.members.index(self._membership.me), its.history)
+
+    def _check_same_form(self) -> None:
+        chosen = {"stable form": f"{self.algorithm!r} on {self.topology!r}"}
+        check_agreement(self.network, chosen)
+
+    def _check_rebuildable(self) -> None:
+        """In nodes of several processes the state belongs to buckets, which must stay the same."""
+        params = [p for bucket in self.runtime.buckets for p in bucket.params]
+        if self.network.processes_per_node > 1 and not all(p.requires_grad for p in params):
+            raise ValueError(
+                "a parameter was frozen since the optimizer was built; with processes_per_node="
+                f"{self.network.processes_per_node} its momentum would be lost. Unfreeze it first, "
+                "or save_checkpoint, build a new optimizer and load_checkpoint."
+            )
+
+    def _show_state(self) -> None:
+        """Shows the flat state as per-parameter views, the form torch saves and loads."""
+        for round in self.runtime.rounds:
+            for p, views in round.state_views():
+                self.state[p] = views
+
+    # What runs -------------------------------------------------------------------------------
+
+    @property
+    def runtime(self) -> Runtime:
+        """What does the work."""
+        assert self._runtime is not None
+        return self._runtime
+
+    @property
+    def method(self) -> Algorithm:
+        """The algorithm as it was asked for."""
+        return self._method
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm that runs: the method, or a stable form of it."""
+        return self.runtime.algorithm
+
+    @property
+    def topology(self) -> Topology:
+        return self.runtime.topology
+
+    @property
+    def network(self) -> Network:
+        """Which process is which node."""
+        return self.runtime.network
+
+    def use_network(self, network: Network, topology: str | Topology) -> None:
+        """Goes on with another network or topology; only between steps, on every node."""
+        self.runtime.check_between_steps("change the network")
+        if network.processes_per_node != self.network.processes_per_node:
+            raise ValueError(
+                f"the new network has {network.processes_per_node} processes per node, the old one "
+                f"{self.network.processes_per_node}; build a new optimizer to change that"
+            )
+        self._check_rebuildable()
+        options = dataclasses.replace(self._options, topology=topology)
+        # Where a neighbor died, some nodes may have finished the step and others not.
+        step = max(network.gather(self.param_groups[0]["step"]))
+        for group in self.param_groups:
+            group["step"] = step
+        self._build(network, options, self.statistics)
+        self._check_same_form()
+
+    # torch.optim -----------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the neighbors' messages and updates; with a closure, evaluates it first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.runtime.step(
+            found_inf=getattr(self, "found_inf", None),  # both are set by GradScaler.step
+            scale=getattr(self, "grad_scale", None),
+        )
+        if self._membership is not None:
+            elastic.renew(self._membership, lambda: self._runtime, self._settle)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if set_to_none:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = None  # without a look at it: an update may still need it
+        else:
+            self.finish()
+            super().zero_grad(set_to_none=False)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._runtime is None:  # called by torch's own constructor
+            super().add_param_group(param_group)
+            return
+        self.runtime.check_between_steps("add a param group")
+        self._check_rebuildable()
+        self.runtime.recall_messages()
+        known = ("step", "previous_lr", "sync_lr")  # of another optimizer, if it was there
+        super().add_param_group({k: v for k, v in param_group.items() if k not in known})
+        build.check_parameters(self.param_groups)
+        prepare(self.param_groups, self.param_groups[0]["step"])
+        check_agreement(
+            self.network, facts_of(self._method, self._options, self.param_groups, self._tag)
+        )
+        self._build(self.network, self._options, self.statistics)
+        build.start_equal(self.runtime, self.param_groups, len(self.param_groups) - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.finish()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.runtime.check_between_steps("load a state")
+        self.runtime.recall_messages()
+        super().load_state_dict(state_dict)
+        self.runtime.use_groups(self.param_groups)  # torch has made a new list of them
+        for round in self.runtime.rounds:
+            round.load_state({p: self.state.get(p, {}) for p in round.bucket.params})
+        self._show_state()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.runtime.check_training("copy the optimizer")
+        self.finish()
+        return {
+            **super().__getstate__(),
+            "_options": self._options,
+            "_method": self._method,
+            "_network": saved(self.network),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fresh = "_options" in state  # unpickled or deep-copied, not load_state_dict
+        network = state.pop("_network", None)
+        super().__setstate__(state)
+        if fresh:
+            Joinable.__init__(self)
+            self._runtime = None
+            self._membership = None
+            self._model = None
+            # A copy may be one process's own idea: it must not ask others.
+            self._shares = False
+            self._tag = build.next_tag()
+            device = build.check_parameters(self.param_groups)
+            self._build(reconnect(network, device), self._options, StepStatistics())
+
+    # Beyond torch.optim ------------------------------------------------------------------------
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, backward only accumulates gradients; nothing is sent."""
+        return self.runtime.no_sync()
 
     @contextlib.contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -100,75 +314,59 @@ class DecentralizedOptimizer(Construction):
 
         Every process must enter. Afterwards everything is restored to the bit.
         """
-        self._check_quiet("average the model")
-        with evaluation.averaged([b.x for b in self._buckets], model, self.network):
+        self.runtime.check_between_steps("average the model")
+        self.runtime.evaluate(model)
+        try:
             yield
+        finally:
+            self.runtime.train()
+
+    def eval(self, model: nn.Module | None = None) -> None:
+        """Makes the parameters the mean of all nodes, until `train()`: to evaluate, or to publish.
+
+        The same as `averaged`, in two calls and with the names that trainers made for
+        schedule-free optimizers already call. Every process must call both. With `model`, its
+        floating buffers are averaged too. A second call changes nothing. Until `train()`,
+        backward() and step() are refused; `model.state_dict()` is the averaged model, and
+        `save_checkpoint` still writes each node's own.
+        """
+        self.runtime.evaluate(model)
+
+    def train(self) -> None:
+        """Gives the node its own parameters back, to the bit; in training, changes nothing."""
+        self.runtime.train()
 
     def merge(self, model: nn.Module | None = None) -> None:
         """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
-        self._check_quiet("merge the nodes")
-        self._finish_rounds()
-        evaluation.average_([b.x for b in self._buckets], model, self.network)
+        self.runtime.check_between_steps("merge the nodes")
+        self.runtime.recall_messages()
+        evaluation.average_(self._flat(), model, self.network)
 
     def consensus_distance(self) -> float:
         """sqrt of the mean squared distance of the nodes' parameters from their average."""
-        self._check_quiet("measure the consensus distance")
-        return evaluation.consensus_distance([b.x for b in self._buckets], self.network)
+        self.runtime.check_between_steps("measure the consensus distance")
+        return evaluation.consensus_distance(self._flat(), self.network)
+
+    def finish(self) -> None:
+        """Completes the last step: every message has arrived and left, every parameter is new.
+
+        Only `overlap="forward"` leaves anything to complete, and whoever reads a parameter
+        completes that. Call this before the process group is destroyed: neighbors may still wait
+        for messages of this process. `decentlam.init` does it by itself.
+        """
+        self.runtime.finish()
 
     @property
     def statistics(self) -> StepStatistics:
         """What the last step cost: time waited, bytes sent, share of the exchange hidden."""
-        return self._statistics
+        return self.runtime.statistics
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes this process holds for training, by kind."""
-        return {
-            "parameters": sum(b.x.nbytes for b in self._buckets),
-            "gradients": sum(f.held_gradient_bytes() for f in self._flights),
-            "state": sum(t.nbytes for f in self._flights for t in f.state.values()),
-            "messages": sum(f.held_message_bytes() for f in self._flights)
-            + self.exchange.outbox_bytes(),
-            "received": self.exchange.memory_bytes(),
-        }
+        return self.runtime.memory_bytes()
 
-    # State -----------------------------------------------------------------------------------
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._ending is None or not set_to_none:
-            self.finish()
-            super().zero_grad(set_to_none)
-            return
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None  # asks for nothing, so that the parameter may stay late
-
-    def state_dict(self) -> dict[str, Any]:
-        self.finish()
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._check_quiet("load a state")
-        self._finish_rounds()
-        super().load_state_dict(state_dict)
-        for flight in self._flights:
-            flight.load_state({p: self.state.get(p, {}) for p in flight.bucket.params})
-            self._publish_state(flight)
-
-    def __getstate__(self) -> dict[str, Any]:
-        self.finish()
-        return {
-            **super().__getstate__(),
-            "_options": self._options,
-            "_method": self._method,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        fresh = "_options" in state  # unpickled or deep-copied, not load_state_dict
-        self._ready = False if fresh else self._ready
-        super().__setstate__(state)
-        if fresh:
-            Joinable.__init__(self)
-            self._attach(None, agree=False)
+    def _flat(self) -> list[Tensor]:
+        return [bucket.x for bucket in self.runtime.buckets]
 
     # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
 
@@ -178,23 +376,39 @@ class DecentralizedOptimizer(Construction):
                 "Join works with one process per node; with processes_per_node="
                 f"{self.network.processes_per_node} give every process the same number of batches"
             )
-        return _AnswerNeighbors(self)
+        if self._options.patience_seconds is not None:
+            raise ValueError(
+                "Join waits for everyone in every step, which patience_seconds is to avoid; leave "
+                "one of them out"
+            )
+        return _AnswerNeighbors(self.runtime)
 
     @property
     def join_device(self) -> torch.device:
-        return communication_device(self.network, self._buckets[0].x.device)
+        return self.network.control_device
 
     @property
     def join_process_group(self) -> Any:
         return self.network.group
 
 
+def _checked(model: object) -> nn.Module | None:
+    if model is None or isinstance(model, nn.Module):
+        return model
+    raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
+
+
+def _notify(optimizer: DecentralizedOptimizer | None) -> None:
+    if optimizer is not None:
+        Join.notify_join_context(optimizer)
+
+
 class _AnswerNeighbors(JoinHook):
     """A node without data goes on mixing, with a zero gradient, until all have finished."""
 
-    def __init__(self, optimizer: DecentralizedOptimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def main_hook(self) -> None:
-        self.optimizer._step(absent=True)
-        self.optimizer.finish()  # nobody will look at the parameters
+        self._runtime.step(absent=True)
+        self._runtime.finish()  # nobody will look at the parameters

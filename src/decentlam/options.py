@@ -2,36 +2,112 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
+from typing import Literal, TypedDict, cast, get_args
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from decentlam.exchange.differences import DTYPES
-from decentlam.pace import CHOICES, Mode
+from decentlam.algorithms import check_number
+from decentlam.exchange.codecs import CODECS
+from decentlam.exchange.rounded import ROUNDED
 from decentlam.topology import Topology
+
+_LONGEST_SECONDS = 1e8  # three years; clocks overflow somewhere beyond
+
+Overlap = Literal["none", "backward", "forward", "auto"]
+_ELASTIC_HEARTBEATS = 3
+NonFinite = Literal["raise", "skip", "ignore"]
+Stable = Literal["auto", "refuse", "ignore"]
+
+
+def overlap_named(overlap: str | bool) -> Overlap:
+    """The name of an overlap; True is "backward" and False is "none"."""
+    if isinstance(overlap, bool):
+        return "backward" if overlap else "none"
+    if overlap not in get_args(Overlap):
+        choices = ", ".join(map(repr, get_args(Overlap)))
+        raise ValueError(f"unknown overlap {overlap!r}; choose from {choices}, True or False")
+    return cast(Overlap, overlap)
 
 
 def usual_bucket_bytes(model_bytes: int, one_machine: bool = False) -> int:
-    """A sixteenth of the model: the wire is busy early and late messages are short. From 512 KiB,
-    where calls begin to cost, to 4 MiB, which fills the wire for long enough. On one machine there
-    is no wire, and fewer calls are better."""
+    """A sixteenth of the model: the wire is busy early and the last messages are short. From 512
+    KiB, where calls begin to cost, to 4 MiB, which fills the wire for long enough. On one machine
+    there is no wire, and fewer calls are better."""
     if one_machine:
         return max(model_bytes // 4, 1 << 22)
     return min(max(model_bytes // 16, 1 << 19), 1 << 22)
 
 
+class OptimizerOptions(TypedDict, total=False):
+    """The keywords that every optimizer takes besides those of its method.
+
+    weight_decay: Added to the gradient, times x, as in torch.optim.SGD. Default 0.
+    topology: Who averages with whom: a name, a `decentlam.Topology`, or "auto", which measures
+        the links. Default "bipartite-random-match": one peer per step, for any number of
+        nodes. D2DmSGD and GTDmSGD want fixed weights, and have "symmetric-exponential".
+    overlap: What the exchange hides behind: "none", "backward", "forward", or "auto" (default),
+        which tries the first two and keeps the faster. True is "backward", False is "none".
+    bucket_bytes: The size of messages. Default: a sixteenth of the model, within limits.
+    max_grad_norm: Clips the norm of the node's whole gradient to this.
+    nonfinite: What happens to a gradient that is NaN or infinite: "raise" (default), "skip" it,
+        or "ignore".
+    processes_per_node: How many consecutive processes are one node. Default 1.
+    process_group: The processes that take part. Default: all.
+    timeout_seconds: How long to wait for a neighbor before an `ExchangeError`. Default 600.
+    heartbeat_seconds: A process that gives no sign of life for this long counts as lost, and all
+        others stop waiting with an error that names it. Default 10.
+    elastic: Whether the run goes on when processes are lost, and takes in new ones; see
+        docs/survive.md. Default False.
+    model: With elastic=True, the module whose buffers (statistics of batch norm) newcomers get.
+    patience_seconds: A neighbor whose message is not there after this long is left out of the step,
+        at both ends, and goes on with the others when it is back; see docs/survive.md. Default:
+        every message is waited for.
+    stable: What happens where `decentlam.growth` says that training would diverge: "refuse",
+        "auto" (run a stable form and say so; DecentLaM's default), or "ignore".
+    shared_memory: Whether processes of one machine read each other's messages in memory. Default
+        True.
+    message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent, torch.int8
+        leaves a quarter, where nodes have few different neighbors. Default: the parameters' own.
+    """
+
+    weight_decay: float
+    topology: str | Topology
+    overlap: Overlap | bool
+    bucket_bytes: int | None
+    max_grad_norm: float | None
+    nonfinite: NonFinite
+    processes_per_node: int
+    process_group: dist.ProcessGroup | None
+    timeout_seconds: float
+    heartbeat_seconds: float
+    elastic: bool
+    model: nn.Module | None
+    patience_seconds: float | None
+    stable: Stable
+    shared_memory: bool
+    message_dtype: torch.dtype | None
+
+
 @dataclass(frozen=True)
 class Options:
-    """The same on every process. See `DecentralizedOptimizer`."""
+    """The same on every process. `OptimizerOptions` says what each one means."""
 
-    topology: str | Topology = "symmetric-exponential"
-    overlap: Mode = "auto"
+    topology: str | Topology = "bipartite-random-match"
+    overlap: Overlap | bool = "auto"
     bucket_bytes: int | None = None
     max_grad_norm: float | None = None
-    nonfinite: str = "raise"
+    nonfinite: NonFinite = "raise"
     processes_per_node: int = 1
     timeout_seconds: float = 600.0
-    stable: str = "refuse"
+    heartbeat_seconds: float = 10.0
+    elastic: bool = False
+    patience_seconds: float | None = None
+    stable: Stable = "refuse"
     shared_memory: bool = True
     message_dtype: torch.dtype | None = None
 
@@ -39,41 +115,104 @@ class Options:
         size = self.bucket_bytes
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"bucket_bytes must be a whole number above 0 or None, got {size!r}")
-        if self.nonfinite not in ("raise", "skip", "ignore"):
+        if self.nonfinite not in get_args(NonFinite):
             raise ValueError(
-                f"unknown nonfinite {self.nonfinite!r}; choose from raise, skip, ignore"
+                f"unknown nonfinite {self.nonfinite!r}; choose from "
+                f"{', '.join(get_args(NonFinite))}"
             )
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm!r}")
-        if not self.timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds!r}")
-        if not isinstance(self.overlap, bool) and self.overlap not in CHOICES[2:]:
-            raise ValueError(
-                f"unknown overlap {self.overlap!r}; choose from {', '.join(map(repr, CHOICES))}"
-            )
+        norm = self.max_grad_norm
+        if norm is not None and not (isinstance(norm, float) and norm == math.inf):
+            most = sys.float_info.max
+            check_number("max_grad_norm (None: no clipping)", norm, above=True, most=most)
+        check_number("timeout_seconds", self.timeout_seconds, above=True, most=_LONGEST_SECONDS)
+        beat = check_number("heartbeat_seconds", self.heartbeat_seconds, most=3600.0)
+        if beat < 0.1:
+            raise ValueError(f"heartbeat_seconds must be from 0.1 to 3600, got {beat!r}")
+        object.__setattr__(self, "overlap", overlap_named(self.overlap))
         if not isinstance(self.shared_memory, bool):
             raise TypeError(f"shared_memory must be True or False, got {self.shared_memory!r}")
-        if self.message_dtype not in (None, *DTYPES):
-            allowed = ", ".join(map(str, DTYPES))
-            raise ValueError(f"message_dtype must be None or {allowed}, got {self.message_dtype!r}")
-        if self.message_dtype is not None and self.topology == "auto":
-            raise ValueError("message_dtype needs a topology with a name; topology='auto' has none")
-        if self.message_dtype is not None and self.nonfinite == "ignore":
+        self._check_message_dtype()
+        self._check_overlap()
+        self._check_elastic()
+        self._check_patience()
+
+    def _check_message_dtype(self) -> None:
+        if self.message_dtype is None:
+            return
+        if self.message_dtype not in (*ROUNDED, *CODECS):
+            allowed = ", ".join(map(str, (*ROUNDED, *CODECS)))
             raise ValueError(
-                "message_dtype needs nonfinite='raise' or 'skip': neighbors remember what they "
-                "were told, and a NaN would stay for ever"
+                f"message_dtype must be None or one of {allowed}, got {self.message_dtype!r}"
             )
-        if self.overlap and self.overlap != "auto":
-            self._check_overlap()
+        if self.message_dtype in ROUNDED:
+            return
+        if self.topology == "auto":
+            raise ValueError(
+                "message_dtype=torch.int8 needs a topology with a name; topology='auto' works with "
+                "torch.float16"
+            )
+        if self.nonfinite == "ignore":
+            raise ValueError(
+                "message_dtype=torch.int8 needs nonfinite='raise' or 'skip': neighbors remember "
+                "what they were told, and a NaN would stay for ever"
+            )
+
+    def _check_overlap(self) -> None:
+        if self.overlap in ("none", "auto"):
+            return
+        whole = "needs the whole gradient before anything is sent; pass overlap='none' with it"
+        if self.max_grad_norm is not None:
+            raise ValueError(f"max_grad_norm {whole}")
+        if self.nonfinite == "skip":
+            raise ValueError(f"nonfinite='skip' {whole}")
+
+    def _check_elastic(self) -> None:
+        if not isinstance(self.elastic, bool):
+            raise TypeError(f"elastic must be True or False, got {self.elastic!r}")
+        if not self.elastic:
+            return
+        if self.overlap == "forward":
+            raise ValueError("elastic=True works with overlap='none', 'backward' and 'auto'")
+        if self.processes_per_node != 1:
+            raise ValueError("elastic=True works with processes_per_node=1")
+        if not isinstance(self.topology, str) or self.topology == "auto":
+            raise ValueError(
+                "elastic=True needs a topology by name, such as 'ring': it is built anew for those "
+                f"who are left; got {self.topology!r}"
+            )
+
+    def _check_patience(self) -> None:
+        if self.patience_seconds is None:
+            return
+        name = "patience_seconds (None: no limit)"
+        check_number(name, self.patience_seconds, above=True, most=_LONGEST_SECONDS)
+        if self.overlap == "forward":
+            raise ValueError("patience_seconds works with overlap='none', 'backward' and 'auto'")
+        if self.processes_per_node != 1:
+            raise ValueError(
+                "patience_seconds works with processes_per_node=1: processes of a node wait for "
+                "each other in any case"
+            )
+        if self.message_dtype is not None:
+            raise ValueError(
+                "patience_seconds needs whole messages: one that is left out would be missing from "
+                "what the neighbor knows; leave message_dtype out"
+            )
+        if self.elastic:
+            raise ValueError(
+                "patience_seconds is for processes that are slow, elastic=True for those that are "
+                "gone, and they do not work together yet; leave one of them out"
+            )
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a message is waited for. An elastic run then forms its group anew, and waits
+        there for whoever is alive: gloo may miss that a connection was closed."""
+        if self.elastic:
+            return min(self.timeout_seconds, _ELASTIC_HEARTBEATS * self.heartbeat_seconds)
+        return self.timeout_seconds
 
     @property
     def whole_gradient(self) -> bool:
         """Whether the gradient of all layers is needed before anything is sent."""
         return self.max_grad_norm is not None or self.nonfinite == "skip"
-
-    def _check_overlap(self) -> None:
-        whole = "needs the whole gradient before anything is sent; pass overlap=False with it"
-        if self.max_grad_norm is not None:
-            raise ValueError(f"max_grad_norm {whole}")
-        if self.nonfinite == "skip":
-            raise ValueError(f"nonfinite='skip' {whole}")

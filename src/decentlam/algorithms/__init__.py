@@ -13,6 +13,8 @@ from decentlam.algorithms.base import Message as Message
 from decentlam.algorithms.base import Reach as Reach
 from decentlam.algorithms.base import State as State
 from decentlam.algorithms.base import Step as Step
+from decentlam.algorithms.base import check_lr as check_lr
+from decentlam.algorithms.base import check_number as check_number
 from decentlam.algorithms.base import lr_ratio as lr_ratio
 from decentlam.algorithms.d2_dmsgd import D2DmSGD as D2DmSGD
 from decentlam.algorithms.da_dmsgd import DADmSGD as DADmSGD
@@ -20,6 +22,10 @@ from decentlam.algorithms.decentlam import DecentLaM as DecentLaM
 from decentlam.algorithms.dmsgd import DmSGD as DmSGD
 from decentlam.algorithms.dsgd import DSGD as DSGD
 from decentlam.algorithms.gt_dmsgd import GTDmSGD as GTDmSGD
+from decentlam.algorithms.needs import always_everyone as always_everyone
+from decentlam.algorithms.needs import check_period as check_period
+from decentlam.algorithms.needs import most_payloads as most_payloads
+from decentlam.algorithms.needs import reaches as reaches
 from decentlam.algorithms.pmsgd import PmSGD as PmSGD
 from decentlam.algorithms.qg_dmsgd import QGDmSGD as QGDmSGD
 from decentlam.algorithms.slowmo import SlowMo as SlowMo
@@ -56,8 +62,11 @@ def make(algorithm: str | Algorithm, momentum: float | None = None, **hyper: Any
             )
         return algorithm
     if not isinstance(algorithm, str):
+        given = type(algorithm).__name__
+        if isinstance(algorithm, type):
+            given = f"the class {algorithm.__name__}: call it, as in {algorithm.__name__}()"
         raise TypeError(
-            f"algorithm must be a name or an Algorithm, got {type(algorithm).__name__}; "
+            f"algorithm must be a name or an Algorithm, got {given}; "
             f"names are {', '.join(ALGORITHMS)}"
         )
     if algorithm not in ALGORITHMS:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decentlam.algorithms.base import Algorithm, check_between, momentum
+from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.kernels import momentum_step_
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class AWCDmSGD(Algorithm):
     def needs_symmetric(self) -> bool:
         return self.heavy_ball
 
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
+
     def message(self, x, g, state, step):
         return x
 
@@ -41,5 +46,4 @@ class AWCDmSGD(Algorithm):
             else:
                 x.sub_(m)
         else:
-            x.copy_(mixed).sub_(momentum(g, m, self.beta, self.nesterov), alpha=step.lr)
-            m.mul_(self.beta).add_(g)
+            momentum_step_(x.copy_(mixed), g, m, step.lr, self.beta, self.nesterov)

@@ -10,10 +10,13 @@ functions run n simulated nodes, (n, d), and one real node, (d,).
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +31,13 @@ class Reach(Enum):
     NEIGHBORS = "neighbors"  # mixed = W @ message
     EVERYONE = "everyone"  # mixed = the exact mean over all nodes
     NOBODY = "nobody"  # mixed = the node's own message
+
+    def messages_sent(self, num_processes: int, peers: float) -> float:
+        """How many messages' worth of bytes a process sends: one per peer, 2 (n - 1) / n in a ring
+        all-reduce of n processes, none to nobody."""
+        if self is Reach.NEIGHBORS:
+            return peers
+        return 2 * (num_processes - 1) / num_processes if self is Reach.EVERYONE else 0
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,45 @@ def lr_ratio(lr: float, previous_lr: float | None) -> float:
     return lr / previous_lr if previous_lr else 1.0
 
 
-class Algorithm:
-    """What a node computes. Subclasses are frozen dataclasses of their hyper-parameters."""
+_MOST = 1e18  # the product of two, a rate and a weight decay, is still a float32
+
+
+def check_number(name: str, given: Any, above: bool = False, most: float = _MOST) -> float:
+    """A finite number of 0 or more, or of more than 0 (`above`); True is none."""
+    value = given.item() if isinstance(given, Tensor) and given.numel() == 1 else given
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and 0 <= value <= most and not (above and value == 0):
+        return float(value)
+    allowed = "above 0" if above else "of 0 or more"
+    limit = f", at most {most:g}" if number and value > most else ""
+    raise ValueError(f"{name} must be a finite number {allowed}{limit}, got {shown(given)}")
+
+
+def shown(given: Any) -> str:
+    """For errors: what was given, cut where it is long. Python refuses to write huge numbers."""
+    try:
+        text = repr(given)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) < 200 else f"{text[:40]}..."
+
+
+def check_lr(lr: float | Tensor) -> float:
+    """The learning rate as a number of 0 or more."""
+    return check_number("lr", lr)
+
+
+class Algorithm(ABC):
+    """What a node computes. Subclasses are frozen dataclasses of their hyper-parameters.
+
+    A subclass gives `message` and `update`. What it needs besides the default, it says itself:
+    buffers, whom a step reaches, how many payloads a message has, and when that repeats.
+    """
 
     buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
     needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
+    # What a param group may set for itself: torch.optim's name, and the field here.
+    per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
 
     @property
     def layerwise(self) -> bool:
@@ -69,98 +113,82 @@ class Algorithm:
         """Whether the recursion is only sound with symmetric weights."""
         return False
 
+    # Whom a step reaches, and with how much -----------------------------------------------------
+
+    def reach(self, index: int) -> Reach:
+        """Who takes part in step `index`."""
+        return Reach.NEIGHBORS
+
+    def payloads(self, index: int) -> int:
+        """How many tensors of the size of x the message of step `index` has."""
+        return 1
+
+    @property
+    def period(self) -> int:
+        """After how many steps `reach` and `payloads` repeat."""
+        return 1
+
+    @property
+    def warm_up(self) -> int:
+        """How many first steps are unlike the later ones."""
+        return 0
+
+    # Other forms of the method ------------------------------------------------------------------
+
+    def alone(self) -> Algorithm:
+        """What one node runs that has nobody to average with."""
+        return self
+
     def steady(self) -> tuple[Algorithm, ...]:
         """Forms of the method for weights on which it would be unstable."""
         return ()
 
+    def hyper(self) -> dict[str, Any]:
+        """The hyper-parameters that a param group may set for itself, by torch.optim's names."""
+        fields = _fields(type(self))
+        return {name: getattr(self, own) for name, own in self.per_group.items() if own in fields}
+
+    def with_hyper(self, group: Mapping[str, Any]) -> Algorithm:
+        """The algorithm with the hyper-parameters that a param group has."""
+        found = self.hyper()
+        changes = {
+            self.per_group[name]: group[name]
+            for name, value in found.items()
+            if name in group and group[name] != value
+        }
+        return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
+
+    # The recursion ------------------------------------------------------------------------------
+
     def init(self, x: Tensor) -> dict[str, Tensor]:
+        """The state of a run that begins at x."""
         return {name: torch.zeros_like(x) for name in self.buffers}
 
-    def reach(self, index: int) -> Reach:
-        return Reach.NEIGHBORS
-
-    def payloads(self, index: int) -> int:
-        """How many tensors of the size of x the message of this step has."""
-        return 1
-
+    @abstractmethod
     def message(self, x: Tensor, g: Tensor, state: State, step: Step) -> Message:
-        raise NotImplementedError
+        """What is averaged: a tensor like x, or a tuple of `payloads` of them."""
 
+    @abstractmethod
     def update(self, x: Tensor, g: Tensor, mixed: Message, state: State, step: Step) -> None:
-        raise NotImplementedError
+        """Changes x and state in place, given the average of the messages."""
 
 
-def momentum(g: Tensor, m: Tensor, beta: float, nesterov: bool) -> Tensor:
-    """The direction of momentum SGD: beta m + g, or g + beta (beta m + g) with Nesterov."""
-    h = torch.add(g, m, alpha=beta)
-    return torch.add(g, h, alpha=beta) if nesterov else h
-
-
-def momentum_step_(
-    x: Tensor, g: Tensor, m: Tensor, lr: float, beta: float, nesterov: bool = False
-) -> None:
-    """m = beta m + g;  x = x - lr m (or g + beta m with Nesterov), in place."""
-    if beta > 0 and fusible(x, g, m):  # the fused kernel takes no m when beta is 0
-        fused_step_(x, g, m, lr=lr, momentum=beta, nesterov=nesterov)
-    else:
-        m.mul_(beta).add_(g)
-        x.sub_(torch.add(g, m, alpha=beta) if nesterov else m, alpha=lr)
-
-
-def heavy_ball_step_(x: Tensor, target: Tensor, v: Tensor, beta: float) -> None:
-    """v = beta v + x - target;  x = x - v, in place.
-
-    To the fused kernel, ascending along `target` with weight decay 1 is a gradient x - target.
-    """
-    if beta > 0 and fusible(x, target, v):
-        fused_step_(x, target, v, lr=1.0, momentum=beta, weight_decay=1.0, maximize=True)
-    else:
-        v.mul_(beta).add_(x - target)  # the difference first: it is small, and exact
-        x.sub_(v)
-
-
-def fusible(*tensors: Tensor) -> bool:
-    """The fused kernel takes whole stretches of memory of one precision."""
-    first = tensors[0].dtype
-    return first in (torch.float32, torch.float64) and all(
-        t.is_contiguous() and t.dtype == first for t in tensors
-    )
-
-
-def fused_step_(
-    x: Tensor,
-    g: Tensor,
-    m: Tensor,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float = 0.0,
-    dampening: float = 0.0,
-    nesterov: bool = False,
-    maximize: bool = False,
-) -> None:
-    """torch's own SGD kernel: one pass over memory where separate operations take four.
-
-    m = momentum m + (1 - dampening) g;  x = x - lr m, in place.
-    """
-    torch._fused_sgd_(
-        [x],
-        [g],
-        [m],
-        weight_decay=weight_decay,
-        momentum=momentum,
-        lr=lr,
-        dampening=dampening,
-        nesterov=nesterov,
-        maximize=maximize,
-        is_first_step=False,
-    )
+@cache
+def _fields(kind: Any) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(kind))
 
 
 def check_between(owner: Algorithm, **values: float) -> None:
-    """Refuses coefficients outside [0, 1)."""
+    """Refuses coefficients outside [0, 1), and switches that are not True or False."""
+    for field in dataclasses.fields(owner):  # type: ignore[arg-type]
+        value = getattr(owner, field.name)
+        if field.type in ("bool", bool) and not isinstance(value, bool):
+            raise ValueError(
+                f"{type(owner).__name__}: {field.name} must be True or False, got {value!r}"
+            )
     for name, value in values.items():
-        if not isinstance(value, int | float) or not 0 <= value < 1:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1:
             raise ValueError(
                 f"{type(owner).__name__}: {name} must be in [0, 1), got {value!r}; 0.9 is usual"
             )

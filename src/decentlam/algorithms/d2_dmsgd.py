@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between, momentum
+from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class D2DmSGD(Algorithm):
     @property
     def needs_symmetric(self) -> bool:
         return True
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         return self._local_step(x, g, state, step).add_(state["c"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class DADmSGD(Algorithm):
 
     def payloads(self, index: int) -> int:
         return 2
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         h = torch.add(g, state["m"], alpha=self.beta)

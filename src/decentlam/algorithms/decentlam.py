@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between, heavy_ball_step_
+from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.kernels import heavy_ball_step_
+from decentlam.algorithms.pmsgd import PmSGD
 from decentlam.algorithms.steady import SteadyDecentLaM
 
 
@@ -32,6 +34,9 @@ class DecentLaM(Algorithm):
     def steady(self):
         form = SteadyDecentLaM(self.beta, self.nesterov)
         return (form, *form.steady())
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         return torch.sub(x, g, alpha=step.lr, out=step.out)

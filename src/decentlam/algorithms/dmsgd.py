@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between, momentum
+from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,9 @@ class DmSGD(Algorithm):
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         direction = momentum(g, state["m"], self.beta, self.nesterov)

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
 class DSGD(Algorithm):
     """x+ = W (x - lr g)"""
+
+    def alone(self):
+        return PmSGD(0.0)
 
     def message(self, x, g, state, step):
         return torch.sub(x, g, alpha=step.lr, out=step.out)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, momentum_step_
+from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, check_number
+from decentlam.algorithms.kernels import momentum_step_
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class PmSGD(Algorithm):
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
-        if not self.trust > 0:
-            raise ValueError(f"PmSGD: trust must be above 0, got {self.trust!r}; 0.001 is usual")
+        check_number("PmSGD: trust (0.001 is usual)", self.trust, above=True)
 
     @property
     def layerwise(self) -> bool:

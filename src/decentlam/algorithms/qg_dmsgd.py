@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class QGDmSGD(Algorithm):
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta, mu=self.beta if self.mu is None else self.mu)
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         h = torch.mul(state["v"], self.beta * step.lr_ratio).add_(g, alpha=step.lr)

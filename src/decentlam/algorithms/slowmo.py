@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, Reach, check_between, momentum
+from decentlam.algorithms.base import Algorithm, Reach, check_between, check_number
+from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.pmsgd import PmSGD
 
 _BASES = ("dmsgd", "local")
 _INNER = ("keep", "reset", "average")
@@ -30,14 +32,13 @@ class SlowMo(Algorithm):
     alpha: float = 1.0
     base: str = "dmsgd"
     inner_momentum: str = "keep"
-    buffers = ("m", "w", "x0")
+    buffers = ("m", "w", "x0")  # x0: where the period began
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta, slow_beta=self.slow_beta)
-        if not isinstance(self.tau, int) or self.tau < 1:
+        if isinstance(self.tau, bool) or not isinstance(self.tau, int) or self.tau < 1:
             raise ValueError(f"SlowMo: tau must be a whole number of steps >= 1, got {self.tau!r}")
-        if not self.alpha > 0:
-            raise ValueError(f"SlowMo: alpha must be above 0, got {self.alpha!r}; 1 is usual")
+        check_number("SlowMo: alpha (1 is usual)", self.alpha, above=True)
         if self.base not in _BASES:
             raise ValueError(f"SlowMo: unknown base {self.base!r}; choose from {', '.join(_BASES)}")
         if self.inner_momentum not in _INNER:
@@ -46,6 +47,13 @@ class SlowMo(Algorithm):
                 f"choose from {', '.join(_INNER)}"
             )
 
+    @property
+    def period(self) -> int:
+        return self.tau
+
+    def init(self, x):
+        return {"m": torch.zeros_like(x), "w": torch.zeros_like(x), "x0": x.clone()}
+
     def reach(self, index: int) -> Reach:
         if self._ends(index):
             return Reach.EVERYONE
@@ -53,6 +61,9 @@ class SlowMo(Algorithm):
 
     def payloads(self, index: int) -> int:
         return 2 if self._ends(index) and self.inner_momentum == "average" else 1
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         z = torch.sub(x, momentum(g, state["m"], self.beta, self.nesterov), alpha=step.lr)

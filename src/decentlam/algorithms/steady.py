@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between, fused_step_, fusible
+from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.kernels import fused_step_, fusible
+from decentlam.algorithms.pmsgd import PmSGD
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class SteadyDecentLaM(Algorithm):
     def steady(self):
         """With half the share: for networks so large that they mix slowly."""
         return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         kept = self.beta * step.lr_ratio

@@ -1,138 +1,141 @@
-"""A checkpoint on disk: one file per process and meta.json, replaced as a whole or not at all.
+"""Checkpoints on disk: numbered saves in one directory, each put there whole by one rename.
 
-    path/meta.json  path/process-00000.pt  path/process-00001.pt ...
+    path/000002-step-400/process-00000.pt  process-00000.json  process-00001.pt ...
 
-The next checkpoint grows in a sibling directory. meta.json is written last, so whatever has one is
-complete. Two renames swap old and new; a crash between them is recognised by the old one's name.
+A save grows in path/.000002-step-400.new. A process writes its .json last, so who finds everyone's
+knows that all files are complete, and renames the directory. Nothing is ever written over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import pickle
+import re
 import shutil
+import sys
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 
 from decentlam.errors import CheckpointError
 
-FORMAT = 1
-_META = "meta.json"
+FORMAT = 2
+Meta = dict[str, Any]  # what a save says of itself; the same on all processes but for the rank
+_NAME = re.compile(r"\d{6,}-step-\d+")
 
 
-def file_of(rank: int) -> str:
-    return f"process-{rank:05d}.pt"
+def local(path: str | os.PathLike[str]) -> Path:
+    """The real path, behind links; what is not on a file system is refused."""
+    if "://" in str(path):
+        raise ValueError(
+            f"{path} is not on a file system; every process writes files of its own, so save to a "
+            "directory that all hosts share"
+        )
+    return Path(os.path.realpath(path))
 
 
-def _new(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
+def _file(place: Path, rank: int, kind: str) -> Path:
+    return place / f"process-{rank:05d}.{kind}"
 
 
-def _old(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
+def _saves(path: Path) -> list[Path]:
+    """The complete saves in a directory, oldest first."""
+    found = [place for place in path.iterdir() if _NAME.fullmatch(place.name)]
+    return sorted(found, key=lambda place: int(place.name.partition("-")[0]))
 
 
 # Writing ---------------------------------------------------------------------------------------
 
 
-def begin(path: Path) -> None:
-    """Makes an empty place for the next checkpoint at `path`."""
-    _settle(path)
-    _check_replaceable(path)
-    if _new(path).exists():
-        shutil.rmtree(_new(path))
-    _new(path).mkdir(parents=True)
+def begin(path: Path, step: int) -> Path:
+    """An empty place for the next save in `path`; what broken ones have left is cleared away."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        text = f"{path} is or leads through a file; a checkpoint is a directory"
+        raise ValueError(text) from None
+    for left in path.glob(".*-step-*.new"):
+        _commit_left(left)
+    for left in path.glob(".*-step-*"):
+        shutil.rmtree(left, ignore_errors=True)  # the next save tries again
+    names = [p.name.removeprefix(".") for p in path.iterdir()]
+    taken = [int(name.partition("-")[0]) for name in names if _NAME.match(name)]
+    number = max(taken, default=0) + 1
+    place = path / f".{number:06d}-step-{step}.new"
+    place.mkdir()
+    return place
 
 
-def write(path: Path, rank: int, content: dict[str, Any]) -> dict[str, Any]:
-    """Writes the file of one process; returns its size and checksum."""
+def _commit_left(place: Path) -> None:
+    """Makes a save count that is complete, if its writers did not see each other's files."""
+    with contextlib.suppress(OSError, CheckpointError):
+        meta = read_meta(place, 0)
+        commit(place, meta["num_nodes"] * meta["processes_per_node"], keep=sys.maxsize)
+
+
+def write(place: Path, meta: Meta, content: dict[str, Any]) -> None:
+    """Writes the two files of one process. The checksum covers the meta data and the content."""
     # Process 0 has made it, but another host's view of a network file system may be older.
-    _new(path).mkdir(parents=True, exist_ok=True)
-    with open(_new(path) / file_of(rank), "wb") as file:
-        hashing = _Hashing(file)
-        torch.save(content, cast(IO[bytes], hashing))
-        file.flush()
-        os.fsync(file.fileno())
-        return {"bytes": file.tell(), "sha256": hashing.sha256.hexdigest()}
-
-
-class _Hashing:
-    """A file that knows the checksum of what was written to it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def commit(path: Path, meta: dict[str, Any]) -> None:
-    """Puts the new checkpoint, whose files are all written, in the place of the old one."""
-    missing = [name for name in meta["files"] if not (_new(path) / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"process 0 does not see {', '.join(missing)} in {_new(path)}; {path.parent} must be "
-            "on a file system that all hosts share"
-        )
-    draft = _new(path) / f"{_META}.draft"
-    draft.write_text(json.dumps({"format": FORMAT, **meta}, indent=2) + "\n")
+    place.mkdir(parents=True, exist_ok=True)
+    meta = {"format": FORMAT, **meta}
+    file, described = (_file(place, meta["rank"], kind) for kind in ("pt", "json"))
+    with open(file, "wb") as opened:
+        try:
+            torch.save(content, opened)
+        except RuntimeError as error:  # torch hides what the file system said
+            raise error.__context__ or error from None
+    _sync(file)
+    draft = described.with_suffix(".draft")
+    draft.write_text(json.dumps({**meta, "sha256": _sha256(meta, file)}, indent=2) + "\n")
     _sync(draft)
-    draft.rename(_new(path) / _META)
-    _sync(_new(path))
-    if path.exists():
-        path.rename(_old(path))
-    _new(path).rename(path)
-    _sync(path.parent)
-    shutil.rmtree(_old(path), ignore_errors=True)  # the new one counts; the next save tries again
+    draft.rename(described)  # from here on another process may rename the directory
 
 
-def abandon(path: Path) -> None:
-    """Clears away what a failed save left; the checkpoint at `path` stays as it was."""
-    with contextlib.suppress(OSError):
-        _settle(path)
-        shutil.rmtree(_new(path), ignore_errors=True)
+def _sha256(meta: Meta, file: Path) -> str:
+    """Of the meta data and the content together."""
+    told = json.dumps({k: v for k, v in meta.items() if k != "sha256"}, sort_keys=True)
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.sha256(told.encode())).hexdigest()
 
 
-def _settle(path: Path) -> None:
-    """Finishes a replacement that was interrupted between its two renames or after them."""
-    if not _old(path).exists():
-        return
-    if not path.exists():
-        (_new(path) if (_new(path) / _META).exists() else _old(path)).rename(path)
-    if _old(path).exists():
-        shutil.rmtree(_old(path))
+def commit(place: Path, num_processes: int, keep: int) -> bool:
+    """Makes the save count if all its files are there, and deletes all but the last `keep`.
+
+    Whoever writes last does it. Two may think they are; for one of them it has been done.
+    """
+    final = place.with_name(place.name[1:].removesuffix(".new"))
+    if not all(_file(place, rank, "json").is_file() for rank in range(num_processes)):
+        return final.exists()
+    try:
+        _sync(place)
+        place.rename(final)
+    except FileNotFoundError:
+        return final.exists()
+    _sync(place.parent)
+    prune(place.parent, keep)
+    return True
 
 
-def _check_replaceable(path: Path) -> None:
-    """Refuses to replace anything that is not a checkpoint: replacing deletes it."""
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise ValueError(f"{path} is a file; a checkpoint is a directory, choose another name")
-    found = sorted(entry.name for entry in path.iterdir())
-    foreign = [name for name in found if name != _META and not name.startswith("process-")]
-    if foreign or (found and _META not in found):
-        raise ValueError(
-            f"{path} holds {', '.join((foreign or found)[:3])}, so it is not (only) a checkpoint; "
-            "replacing it would delete that. Choose another directory."
-        )
+def prune(path: Path, keep: int) -> None:
+    """Deletes all saves in `path` but the last `keep`."""
+    for old in _saves(path)[:-keep]:
+        with contextlib.suppress(OSError):  # the next save tries again
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
 
 
 def _sync(path: Path) -> None:
     """Makes a file or the entries of a directory survive a power cut, where that is possible."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # not every file system can do it for directories
-            os.fsync(descriptor)
+        os.fsync(descriptor)
+    except OSError as error:  # not every file system can do it, least of all for directories
+        if not path.is_dir() and error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
     finally:
         os.close(descriptor)
 
@@ -140,46 +143,81 @@ def _sync(path: Path) -> None:
 # Reading ---------------------------------------------------------------------------------------
 
 
-def locate(path: Path) -> Path:
-    """Where the newest complete checkpoint of `path` is; changes nothing on disk."""
-    if (path / _META).is_file():
+def find(path: Path) -> Path | None:
+    """The newest save in `path`, or `path` itself if it is one; changes nothing on disk."""
+    if _file(path, 0, "json").is_file():
         return path
-    if _old(path).exists():  # a replacement was interrupted between its two renames
-        return _new(path) if (_new(path) / _META).is_file() else _old(path)
-    if path.exists():
-        raise CheckpointError(f"{path} is not a complete checkpoint: it has no {_META}")
-    left = f"; {_new(path)} is one that was never finished" if _new(path).exists() else ""
-    raise FileNotFoundError(f"there is no checkpoint at {path}{left}")
+    saves = _saves(path) if path.is_dir() else []
+    return saves[-1] if saves else None
 
 
-def read_meta(place: Path) -> dict[str, Any]:
-    """What the checkpoint says of itself; raises if a file is missing or has another size."""
+def locate(path: Path) -> Path:
+    """As `find`, but there must be one."""
+    place = find(path)
+    if place is None:
+        raise FileNotFoundError(f"there is no complete checkpoint at {path}")
+    return place
+
+
+def locate_step(path: Path, step: int) -> Path:
+    """The newest save in `path` that was made after so many steps."""
+    saves = _saves(path) if path.is_dir() else []
+    found = [save for save in saves if save.name.endswith(f"-step-{step}")]
+    if not found:
+        held = ", ".join(save.name for save in saves) or "nothing"
+        raise FileNotFoundError(f"there is no checkpoint of step {step} at {path}: it has {held}")
+    return found[-1]
+
+
+def read_meta(place: Path, rank: int) -> Meta:
+    """What the save says of itself; only `read` knows whether it is true."""
+    file = _file(place, rank, "json")
     try:
-        meta: dict[str, Any] = json.loads((place / _META).read_text())
-        version, files = meta["format"], meta["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{place / _META} cannot be read: {error!r}") from error
-    if version != FORMAT:
-        raise CheckpointError(
-            f"{place} has format {version}, this version of decentlam reads format {FORMAT}"
-        )
-    for name, facts in files.items():
-        file = place / name
-        if not file.is_file():
-            raise CheckpointError(f"{place} is incomplete: {name} is missing")
-        if file.stat().st_size != facts["bytes"]:
+        meta = json.loads(file.read_bytes())
+        counts = [meta[name] for name in ("step", "num_nodes", "processes_per_node")]
+        if meta["format"] != FORMAT:
             raise CheckpointError(
-                f"{file} is damaged: it has {file.stat().st_size} bytes instead of {facts['bytes']}"
+                f"{place} has format {meta['format']!r}, this version of decentlam reads {FORMAT}"
             )
-    return meta
+        if meta["rank"] != rank or not all(type(n) is int and n >= 0 for n in counts):
+            raise ValueError("it describes something else")
+    except FileNotFoundError:
+        raise CheckpointError(f"{place} is incomplete: {file.name} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged or foreign: {error!r}{_before(place)}") from error
+    return cast(Meta, meta)
 
 
-def read(place: Path, meta: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What one process saved, on the CPU. torch.load would not notice a changed byte."""
-    file = place / file_of(rank)
-    with open(file, "rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != meta["files"][file_of(rank)]["sha256"]:
-        raise CheckpointError(f"{file} is damaged: its checksum is not the one in {_META}")
-    content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return content
+def read(place: Path, rank: int) -> tuple[Meta, dict[str, Any]]:
+    """What one process saved, on the CPU. Nothing in the file is run, whoever wrote it."""
+    meta, file = read_meta(place, rank), _file(place, rank, "pt")
+    if not file.is_file():
+        raise CheckpointError(f"{place} is incomplete: {file.name} is missing")
+    if _sha256(meta, file) != meta.get("sha256"):
+        raise CheckpointError(
+            f"{file} or its .json is damaged: the checksum is another one{_before(place)}"
+        )
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError) as error:
+        raise CheckpointError(
+            f"{file} is not a checkpoint: it holds more than tensors, numbers and text, or is "
+            f"malformed; nothing of it was run. torch says: {reason(error)}"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} is not a checkpoint: it holds a {type(content).__name__}")
+    return meta, content
+
+
+def _before(place: Path) -> str:
+    """For errors: which save to try instead."""
+    with contextlib.suppress(OSError):
+        saves = [save for save in _saves(place.parent) if save.name < place.name]
+        return f". The save before it is {saves[-1]}; load it by this path" if saves else ""
+    return ""
+
+
+def reason(error: Exception) -> str:
+    """The line of torch's long message that names the culprit."""
+    lines = str(error).splitlines() or [repr(error)]
+    return next((line.strip() for line in lines if "nsupported" in line), lines[0])

@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from decentlam.agreement import check_agreement
 from decentlam.checkpoint import directory, state
+from decentlam.checkpoint.saving import Saving, settle
 from decentlam.checkpoint.together import together
+from decentlam.errors import CheckpointError
 from decentlam.exchange.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.runtime.agreement import check_agreement
 
 log = logging.getLogger(__name__)
 
@@ -38,35 +39,42 @@ def save_checkpoint(
     *,
     model: nn.Module,
     optimizer: DecentralizedOptimizer,
+    keep: int = 2,
+    background: bool = False,
     **others: Any,
-) -> None:
+) -> Saving:
     """Writes the whole run into the directory `path`; every process must call it, between steps.
 
-    `others` are objects with a state_dict, such as a scheduler or a GradScaler; None is left out.
-    Each process writes a file of its own: model, optimizer, others and torch's random numbers. A
-    checkpoint that was at `path` is replaced when the new one is complete, and never earlier. If
-    a process fails to write, all raise the error and the old checkpoint stays.
+    Each process writes files of its own: model, optimizer, others and torch's random numbers. The
+    checkpoint counts when all are complete, and never earlier. If a process fails to write, all
+    raise the error and the checkpoint before stays.
+
+    Args:
+        path: A directory that all hosts see.
+        model: The module that has all trained parameters.
+        optimizer: Of decentlam.
+        keep: How many checkpoints stay in `path`, the new one included.
+        background: Copies everything and returns; a thread writes while training goes on. Call
+            `wait()` of what is returned to know that it is done, at the end of a run at the latest.
+        others: Objects with `state_dict` and `load_state_dict`, such as a scheduler, a GradScaler
+            or a ResumableLoader, and random generators of torch, numpy and Python; None is left
+            out.
     """
-    network = _network(optimizer)
-    others = {name: thing for name, thing in others.items() if thing is not None}
-    content = together(network, lambda: state.take(model, optimizer, others))
-    step = optimizer.param_groups[0]["step"]
-    check_agreement(
-        network, {"checkpoint path": os.path.abspath(path), "saved": sorted(others), "step": step}
-    )
-    if network.processes_per_node > 1:
-        whole = state.gather_parts(optimizer)
-        content["optimizer"]["state"] = whole if network.lane == 0 else {}
-    target = Path(os.path.realpath(path))
-    try:
-        together(network, _on_process_0(network, lambda: directory.begin(target)))
-        facts = together(network, lambda: directory.write(target, network.rank, content))
-        files = {directory.file_of(r): f for r, f in enumerate(network.gather(facts))}
-        meta = {**_describe(optimizer), "saved": sorted(others), "files": files}
-        together(network, _on_process_0(network, lambda: directory.commit(target, meta)))
-    except Exception:
-        _on_process_0(network, lambda: directory.abandon(target))()
-        raise
+    network, target = _network(optimizer), directory.local(path)
+    settle()
+    objects = state.Objects(model, optimizer, _given(others))
+
+    def take() -> state.Content:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ValueError(f"keep must be a whole number of 1 or more, got {keep!r}")
+        return state.take(objects)
+
+    content = together(network, take)
+    meta = {**_describe(optimizer), "saved": sorted(objects.others)}
+    check_agreement(network, {"checkpoint path": os.path.abspath(path), "keep": keep, **meta})
+    content["state"] = state.whole_state(objects)
+    optimizer.runtime.forget()  # what neighbors know is not saved, so nor does this run use it
+    return Saving(network, target, meta, content, keep, bool(background))
 
 
 def load_checkpoint(
@@ -76,53 +84,42 @@ def load_checkpoint(
     optimizer: DecentralizedOptimizer,
     **others: Any,
 ) -> Resumed:
-    """Continues the run saved in `path`; every process must call it, with the objects of the run.
+    """Continues the last run saved in `path`; every process must call it, with the run's objects.
 
     On the same number of nodes, and of processes per node, the run goes on as if it had never
     stopped; on the CPU to the bit. On another number every node starts from the average of all
     saved nodes, momentum included, and the random numbers are left alone. `name=None` leaves out
-    one of the other objects that were saved.
+    one of the other objects that were saved. `path` may also be one of the saves in the directory.
     """
-    network = _network(optimizer)
+    network, target = _network(optimizer), directory.local(path)
+    settle()
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "loaded": sorted(others)})
+    objects = state.Objects(model, optimizer, _given(others))
 
     def read() -> tuple[state.Content, Resumed]:
-        place = directory.locate(Path(os.path.realpath(path)))
-        meta = directory.read_meta(place)
+        place = directory.locate(target)
+        meta = directory.read_meta(place, 0)
+        _check_words(place, meta)
         _check_meta(meta, optimizer, others)
-        found = Resumed(
-            meta["step"],
-            meta["num_nodes"],
-            meta["processes_per_node"],
-            (meta["num_nodes"], meta["processes_per_node"])
-            != (network.num_nodes, network.processes_per_node),
-        )
-        content = _read(place, meta, network, found.averaged)
-        state.check(content, model, optimizer, _given(others))
-        return content, found
+        layout = meta["num_nodes"], meta["processes_per_node"]
+        averaged = layout != (network.num_nodes, network.processes_per_node)
+        content = _read(place, meta, network, averaged)
+        state.check(objects, content)
+        return content, Resumed(meta["step"], *layout, averaged)
 
     content, found = together(network, read)
-    together(
-        network,
-        lambda: state.put(content, model, optimizer, _given(others), rng=not found.averaged),
-    )
+    together(network, lambda: state.put(objects, content, rng=not found.averaged))
     if found.averaged and network.rank == 0:
         log.warning(
-            "%s was saved by %d nodes of %d processes; each of the %d nodes of %d now starts from "
-            "their average, at step %d",
-            path,
-            found.num_nodes,
-            found.processes_per_node,
-            network.num_nodes,
-            network.processes_per_node,
-            found.step,
+            "%s was saved by %d nodes of %d processes; now every node starts from their average",
+            *(path, found.num_nodes, found.processes_per_node),
         )
     return found
 
 
 def _network(optimizer: DecentralizedOptimizer) -> Network:
     if not isinstance(optimizer, DecentralizedOptimizer):
-        raise TypeError(f"checkpoints are for decentlam's optimizers, got {type(optimizer)}")
+        raise TypeError(f"checkpoints are for decentlam's optimizers, got {optimizer!r}")
     return optimizer.network
 
 
@@ -130,29 +127,36 @@ def _given(others: dict[str, Any]) -> dict[str, Any]:
     return {name: thing for name, thing in others.items() if thing is not None}
 
 
-def _on_process_0(network: Network, work: Callable[[], None]) -> Callable[[], None]:
-    return work if network.rank == 0 else lambda: None
+def _check_words(place: Path, meta: directory.Meta) -> None:
+    """A damaged description may lack a name, or have something else in its place."""
+    words, saved = [meta.get(name) for name in ("method", "algorithm", "runs")], meta.get("saved")
+    if not isinstance(saved, list) or not all(isinstance(word, str) for word in [*words, *saved]):
+        raise CheckpointError(f"{place} is damaged or foreign: it does not say what was saved")
 
 
-def _read(place: Path, meta: dict[str, Any], network: Network, average: bool) -> state.Content:
-    if average:
-        ranks = range(meta["num_nodes"] * meta["processes_per_node"])
-        return state.average(
-            (directory.read(place, meta, rank) for rank in ranks),
-            len(ranks),
-            meta["processes_per_node"],
-        )
-    content = directory.read(place, meta, network.rank)
-    if network.lane != 0:
-        lead = directory.read(place, meta, network.rank - network.lane)
-        content["optimizer"]["state"] = lead["optimizer"]["state"]
-    return content
+def _read(place: Path, meta: directory.Meta, network: Network, average: bool) -> state.Content:
+    """The content of this process, from files that were all written by the save `meta` is of."""
+
+    def content_of(rank: int) -> state.Content:
+        its_meta, content = directory.read(place, rank)
+        if any(its_meta.get(name) != meta[name] for name in meta if name not in ("rank", "sha256")):
+            raise CheckpointError(f"{place} is damaged: process {rank}'s files are of another save")
+        return content
+
+    if not average:
+        return content_of(network.rank)
+    number = meta["num_nodes"] * meta["processes_per_node"]
+    try:
+        return state.average(map(content_of, range(number)), number)
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the nodes in {place} cannot be averaged: {error}") from error
 
 
 def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
     return {
-        "method": _method(optimizer),
-        "algorithm": repr(optimizer._method),
+        "method": type(optimizer.method).__name__,
+        "algorithm": repr(optimizer.method),
+        "runs": repr(optimizer.algorithm),  # the method, or a stable form of it
         "step": optimizer.param_groups[0]["step"],
         "num_nodes": optimizer.network.num_nodes,
         "processes_per_node": optimizer.network.processes_per_node,
@@ -164,16 +168,13 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
     }
 
 
-def _method(optimizer: DecentralizedOptimizer) -> str:
-    return type(optimizer._method).__name__
-
-
 def _check_meta(
-    meta: dict[str, Any], optimizer: DecentralizedOptimizer, others: dict[str, Any]
+    meta: directory.Meta, optimizer: DecentralizedOptimizer, others: dict[str, Any]
 ) -> None:
-    if meta["method"] != _method(optimizer):
+    here = _describe(optimizer)
+    if meta["method"] != here["method"]:
         raise ValueError(
-            f"the checkpoint is of a {meta['method']} run, this is {_method(optimizer)}: their "
+            f"the checkpoint is of a {meta['method']} run, this is {here['method']}: their "
             "states mean different things. Build the same optimizer, or load the model alone."
         )
     silent = [name for name in meta["saved"] if name not in others]
@@ -182,6 +183,8 @@ def _check_meta(
             f"the checkpoint also holds {', '.join(silent)}; pass it to continue that run, or pass "
             f"{silent[0]}=None to leave it out"
         )
-    here = repr(optimizer._method)
-    if meta["algorithm"] != here and optimizer.network.rank == 0:
-        log.warning("the checkpoint was saved by %s, this is %s", meta["algorithm"], here)
+    several = min(meta["num_nodes"], here["num_nodes"]) > 1
+    for name, text in (("algorithm", "by"), ("runs", "while this ran:")):
+        counts = optimizer.network.rank == 0 and (several or name == "algorithm")
+        if counts and meta[name] != here[name]:
+            log.warning("the checkpoint was saved %s %s, here: %s", text, meta[name], here[name])

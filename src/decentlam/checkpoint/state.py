@@ -3,29 +3,72 @@
 from __future__ import annotations
 
 import collections
+import copy
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from decentlam.layout import shaped_like
+from decentlam.checkpoint.directory import reason
+from decentlam.checkpoint.generators import stateful
+from decentlam.errors import CheckpointError
 from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.runtime.evaluation import check_none_averaged
 
-Content = dict[str, Any]  # of one process: model, parameters (names), optimizer, others, rng
-NodeState = dict[int, dict[str, Tensor]]  # by number of the parameter, then by name of the buffer
+Content = dict[str, Any]  # of one process: model, groups, others, rng; state of its node
 
 
-def take(model: nn.Module, optimizer: DecentralizedOptimizer, others: Mapping[str, Any]) -> Content:
-    """Everything this process knows. Tensors are not copied."""
-    optimizer._check_quiet("save a checkpoint")
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """What a user's script holds of a run."""
+
+    model: nn.Module
+    optimizer: DecentralizedOptimizer
+    others: Mapping[str, Any]  # without those that are None
+
+    def check(self, doing: str, needed: str) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {self.model!r}")
+        for name, thing in self.others.items():
+            if not callable(getattr(stateful(thing), needed, None)):
+                raise TypeError(
+                    f"{name} must be an object with {needed}(), or a random generator of torch, "
+                    f"numpy or Python; got {thing!r}"
+                )
+        self.optimizer.runtime.check_between_steps(doing)
+        check_none_averaged(self.model, doing)
+        self.optimizer.finish()
+
+    def names(self) -> dict[Tensor, str]:
+        return {p: name for name, p in self.model.named_parameters()}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The param groups, with the names that the model has for their parameters."""
+        names, groups = self.names(), self.optimizer.param_groups
+        for number, p in enumerate(p for group in groups for p in group["params"]):
+            if p not in names:
+                raise ValueError(
+                    f"parameter {number} of the optimizer is not one of the model's, so a "
+                    "checkpoint of this model does not hold it; pass the module that has all "
+                    "trained parameters"
+                )
+        return [{**group, "params": [names[p] for p in group["params"]]} for group in groups]
+
+
+def take(objects: Objects) -> Content:
+    """Everything this process knows but the state of its node. Tensors are not copied, except in
+    evaluation: saved is what goes on after optimizer.train()."""
+    if objects.optimizer.runtime.evaluating:
+        with objects.optimizer.runtime.own_parameters():
+            return copied(take(objects))
+    objects.check("save a checkpoint", "state_dict")
     content: Content = {
-        "model": model.state_dict(),
-        "parameters": _names(model, optimizer),
-        "optimizer": optimizer.state_dict(),
-        "others": {name: thing.state_dict() for name, thing in others.items()},
+        "model": objects.model.state_dict(),
+        "groups": objects.groups(),
+        "others": {n: stateful(thing).state_dict() for n, thing in objects.others.items()},
         "rng": {"cpu": torch.get_rng_state()},
     }
     if torch.cuda.is_initialized():
@@ -36,170 +79,122 @@ def take(model: nn.Module, optimizer: DecentralizedOptimizer, others: Mapping[st
     return content
 
 
-def gather_parts(optimizer: DecentralizedOptimizer) -> NodeState:
-    """In a node of several processes each holds a part of the state: this is the whole."""
-    whole: NodeState = collections.defaultdict(dict)
-    numbers = _numbers(optimizer)
-    for flight in optimizer._flights:
-        for name, part in flight.state.items():
-            full = torch.empty_like(flight.bucket.x)
-            dist.all_gather_into_tensor(full, part, group=optimizer.network.node_group)
-            for p, span in zip(flight.bucket.params, flight.bucket.spans, strict=True):
-                whole[numbers[p]][name] = shaped_like(full[span], p)
-    return dict(whole)
+def whole_state(objects: Objects) -> dict[str, Any]:
+    """The method's own tensors by name of the parameter; on all processes together."""
+    names, rounds = objects.names(), objects.optimizer.runtime.rounds
+    return {names[p]: views for round in rounds for p, views in round.whole_state()}
 
 
-def average(contents: Iterable[Content], num_processes: int, processes_per_node: int) -> Content:
-    """One process's content whose floating-point tensors are the mean over all nodes.
+def average(contents: Iterable[Content], number: int) -> Content:
+    """One process's content whose floating-point tensors are the mean over all processes.
 
     Counters and the state of the others are those of process 0.
     """
-    sums: dict[tuple[Any, ...], Tensor] = {}
-    result: Content = {}
-    for rank, content in enumerate(contents):
-        if not result:
-            result = content
-        for key, tensor in _floating(content):
-            # Only the first process of a node holds optimizer state.
-            share = num_processes if key[0] == "model" else num_processes // processes_per_node
-            if rank == 0:
-                sums[key] = torch.zeros_like(tensor, dtype=torch.float64)
-            sums[key].add_(tensor, alpha=1 / share)
-    for key, tensor in _floating(result):
-        tensor.copy_(sums[key])
-    return result
+    first: Content = {}
+    sums: list[Tensor] = []
+    for content in contents:
+        first = first or content
+        sums = sums or [torch.zeros_like(t, dtype=torch.float64) for t in _floating(first)]
+        for total, tensor in zip(sums, _floating(content), strict=True):
+            total.add_(tensor, alpha=1 / number)
+    for total, tensor in zip(sums, _floating(first), strict=True):
+        tensor.copy_(total)
+    return first
 
 
-def _floating(content: Content) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    for name, value in content["model"].items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            yield ("model", name), value
-    for number, buffers in content["optimizer"]["state"].items():
-        for name, value in buffers.items():
-            yield ("state", number, name), value
+def _floating(content: Content) -> Iterator[Tensor]:
+    for part in (content["model"], *(content["state"][name] for name in sorted(content["state"]))):
+        for value in (part[name] for name in sorted(part)):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                yield value
 
 
-def check(
-    content: Content,
-    model: nn.Module,
-    optimizer: DecentralizedOptimizer,
-    others: Mapping[str, Any],
-) -> None:
+def check(objects: Objects, content: Content) -> None:
     """Refuses what does not fit before anything is changed."""
-    optimizer._check_quiet("load a checkpoint")
-    names = _names(model, optimizer)
-    here, saved = model.state_dict(), content["model"]
-    wrong = [f"{name} is not in the checkpoint" for name in here if name not in saved]
-    wrong += [f"{name} is not in this model" for name in saved if name not in here]
-    wrong += [
-        f"{name} has shape {tuple(saved[name].shape)} in the checkpoint and {tuple(t.shape)} here"
-        for name, t in here.items()
-        if isinstance(t, Tensor) and name in saved and saved[name].shape != t.shape
-    ]
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    saved_sizes = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
-    if sizes != saved_sizes:
-        wrong.append(f"the optimizer has groups of {saved_sizes} parameters there and {sizes} here")
-    elif names != content["parameters"]:
-        wrong.append("the optimizer has the parameters in another order")
+    objects.check("load a checkpoint", "load_state_dict")
+    here, groups = objects.model.state_dict(), objects.groups()
+    try:
+        wrong = _differences(content["model"], here)
+        if [g["params"] for g in content["groups"]] != [g["params"] for g in groups]:
+            wrong.append("the optimizer has the parameters in other groups or in another order")
+        held = content["others"].keys()
+        _ = content["state"].items(), content["rng"]["cpu"]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the files are not those of a checkpoint: {error!r}") from error
     if wrong:
         more = [f"and {len(wrong) - 5} more"] if wrong[5:] else []
         raise ValueError(f"the checkpoint is of another model: {'; '.join(wrong[:5] + more)}")
-    absent = sorted(name for name in others if name not in content["others"])
-    if absent:
-        raise ValueError(
-            f"the checkpoint holds no {', '.join(absent)}; besides model and optimizer it has: "
-            f"{', '.join(sorted(content['others'])) or 'nothing'}"
-        )
+    if absent := sorted(objects.others.keys() - held):
+        has = ", ".join(sorted(held)) or "nothing"
+        text = f"the checkpoint holds no {', '.join(absent)}; besides model and optimizer it has"
+        raise ValueError(f"{text}: {has}")
 
 
-def put(
-    content: Content,
-    model: nn.Module,
-    optimizer: DecentralizedOptimizer,
-    others: Mapping[str, Any],
-    rng: bool,
-) -> None:
-    """Makes the objects continue where the content was taken."""
-    model.load_state_dict(content["model"])
-    state = _fitted(optimizer, content["optimizer"]["state"])
-    optimizer.load_state_dict({**content["optimizer"], "state": state})
-    for name, thing in others.items():
-        thing.load_state_dict(content["others"][name])
+def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    wrong = [f"{name} is not in the checkpoint" for name in here if name not in saved]
+    wrong += [f"{name} is not in this model" for name in saved if name not in here]
+    both = [(n, saved[n], t) for n, t in here.items() if n in saved and isinstance(t, Tensor)]
+    return wrong + [
+        f"{name} is {there.dtype} of shape {tuple(there.shape)} in the checkpoint, and {t.dtype} "
+        f"of {tuple(t.shape)} here"
+        for name, there, t in both
+        if (there.shape, there.dtype) != (t.shape, t.dtype)
+    ]
+
+
+@torch.no_grad()
+def put(objects: Objects, content: Content, rng: bool) -> None:
+    """Makes the objects continue where the content was taken.
+
+    State that was not saved starts as in a run that begins here. That happens when a run moves
+    between one node and several, because some methods keep less on one.
+    """
+    optimizer = objects.optimizer
+    objects.model.load_state_dict(content["model"])
+    numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    groups = [{**g, "params": n} for g, n in zip(content["groups"], numbers, strict=True)]
+    optimizer.load_state_dict({"state": {}, "param_groups": groups})
+    saved = {p: content["state"].get(name, {}) for p, name in objects.names().items()}
+    for round in optimizer.runtime.rounds:
+        round.load_whole_state(saved)
+    optimizer.runtime.forget()
+    for name, thing in objects.others.items():
+        stateful(thing).load_state_dict(content["others"][name])
     if rng:
         torch.set_rng_state(content["rng"]["cpu"])
         if "cuda" in content["rng"] and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(content["rng"]["cuda"])
 
 
-@torch.no_grad()
-def _fitted(optimizer: DecentralizedOptimizer, saved: NodeState) -> NodeState:
-    """The state of a node as this optimizer keeps it, in whatever buckets and parts.
-
-    A buffer that was not saved starts as in a new run. That happens when a run moves between one
-    node and several, because some methods keep less on one.
-    """
-    numbers = _numbers(optimizer)
-    fitted: NodeState = collections.defaultdict(dict)
-    for flight in optimizer._flights:
-        for name in flight.state:
-            full = torch.zeros_like(flight.bucket.x)
-            for p, span in zip(flight.bucket.params, flight.bucket.spans, strict=True):
-                start = p if name == "x0" else None  # SlowMo's period begins here
-                value = saved.get(numbers[p], {}).get(name, start)
-                view = shaped_like(full[span], p)
-                if value is not None:
-                    view.copy_(value)
-                if optimizer.network.processes_per_node == 1:
-                    fitted[numbers[p]][name] = view
-            if optimizer.network.processes_per_node > 1:
-                fitted[numbers[flight.bucket.params[0]]][name] = full[flight.part]
-    return dict(fitted)
-
-
-def _numbers(optimizer: DecentralizedOptimizer) -> dict[Tensor, int]:
-    """The number under which torch.optim saves the state of a parameter."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return {p: number for number, p in enumerate(params)}
-
-
-def _names(model: nn.Module, optimizer: DecentralizedOptimizer) -> list[str]:
-    """What the model calls the optimizer's parameters, in the optimizer's order."""
-    known: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    for p, number in _numbers(optimizer).items():
-        if p not in known:
-            raise ValueError(
-                f"parameter {number} of the optimizer is not one of the model's, so a checkpoint "
-                "of this model does not hold it; pass the module that has all trained parameters"
-            )
-    return [known[p] for p in _numbers(optimizer)]
+def copied(content: Content) -> Content:
+    """The same in memory of its own, on the CPU: training goes on while it is written."""
+    result: Content = _mapped(content, lambda t: t.detach().to("cpu", copy=True), copy.deepcopy)
+    return result
 
 
 def _check_loadable(name: str, part: Any) -> None:
     """Tries on everything but the tensors what loading will do: better now than in a week."""
     buffer = io.BytesIO()
     try:
-        torch.save(_skeleton(part), buffer)
+        torch.save(_mapped(part, lambda tensor: None, lambda value: value), buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
     except Exception as error:
         raise ValueError(
             f"the state of {name} holds something a checkpoint cannot keep; tensors, numbers, "
-            f"strings, lists, tuples and dicts are allowed. torch says: {_reason(error)}"
+            f"strings, lists, tuples and dicts are allowed. torch says: {reason(error)}"
         ) from error
 
 
-def _skeleton(part: Any) -> Any:
+def _mapped(part: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
+    """The same with other leaves; dicts keep their kind and what was attached to them."""
     if isinstance(part, Tensor):
-        return None
-    if type(part) in (dict, collections.OrderedDict):
-        return {key: _skeleton(value) for key, value in part.items()}
+        return tensor(part)
     if type(part) in (list, tuple):
-        return [_skeleton(value) for value in part]
-    return part
-
-
-def _reason(error: Exception) -> str:
-    """The line of torch's long message that names the culprit."""
-    lines = str(error).splitlines() or [repr(error)]
-    return next((line.strip() for line in lines if "nsupported" in line), lines[0])
+        return type(part)(_mapped(value, tensor, other) for value in part)
+    if type(part) not in (dict, collections.OrderedDict):
+        return other(part)
+    result = copy.copy(part)
+    for key, value in part.items():
+        result[key] = _mapped(value, tensor, other)
+    return result

@@ -9,6 +9,7 @@ from decentlam.errors import CheckpointError
 from decentlam.exchange.network import Network
 
 T = TypeVar("T")
+_KINDS = {kind.__name__: kind for kind in (FileNotFoundError, TypeError, ValueError, MemoryError)}
 
 
 def together(network: Network, work: Callable[[], T]) -> T:
@@ -30,13 +31,17 @@ def together(network: Network, work: Callable[[], T]) -> T:
     if len(failed) < network.num_processes:
         others = f" (and {len(failed) - 1} more)" if failed[1:] else ""
         text = f"process {rank}{others}: {text}"
-    raise kind(text) from failure
+    raise _KINDS.get(kind, CheckpointError)(text) from failure
 
 
-def _report(error: Exception) -> tuple[type[Exception], str]:
-    for kind in (FileNotFoundError, CheckpointError, ValueError):
-        if type(error) is kind and not (isinstance(error, OSError) and error.errno):
-            return kind, str(error)
-    if type(error) is RuntimeError:
-        return CheckpointError, str(error)
-    return CheckpointError, f"{type(error).__name__}: {error}"
+def on_process_0(network: Network, work: Callable[[], T]) -> T | None:
+    """As `together`, but only process 0 has something to do."""
+    return together(network, work if network.rank == 0 else lambda: None)
+
+
+def _report(error: Exception) -> tuple[str, str]:
+    """The name of the kind of error, and its text."""
+    if type(error).__name__ in _KINDS and not (isinstance(error, OSError) and error.errno):
+        return type(error).__name__, str(error) or repr(error)
+    known = isinstance(error, OSError) or type(error) in (RuntimeError, CheckpointError)
+    return "", str(error) if known else f"{type(error).__name__}: {error}"

@@ -8,44 +8,37 @@ import torch
 from torch import Tensor
 
 from decentlam.algorithms import Message, Reach
+from decentlam.exchange.base import Exchange, Pending, combine
+from decentlam.exchange.none import NoExchange
 from decentlam.topology import Topology
 
 _SPARSE_FROM = 65  # nodes; below, a dense product of small matrices is faster
 
 
-class DenseExchange:
+class DenseExchange(Exchange):
     """Mixes the messages of all nodes at once; results are reproducible to the bit."""
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+        self._topology = topology
         self._weights: dict[object, Tensor] = {}
 
-    def mix(self, message: Message, index: int, reach: Reach) -> Message:
-        if isinstance(message, tuple):
-            return tuple(self._mix(payload, index, reach) for payload in message)
-        return self._mix(message, index, reach)
-
-    def _mix(self, payload: Tensor, index: int, reach: Reach) -> Tensor:
-        if reach is Reach.NOBODY:
-            return payload
-        if reach is Reach.EVERYONE:
-            return payload.mean(dim=0, keepdim=True).expand_as(payload)
-        w = self._weights_at(index, payload.dtype, payload.device)
+    def send(self, bucket: int, message: Tensor, step: int) -> Pending:
+        w = self._weights_at(step, message.dtype, message.device)
         if not w.is_sparse_csr:
-            return w @ payload
+            return Pending(terms=[(1.0, w @ message)])
         # addmm into a given tensor is the one sparse product without a temporary: it runs at
         # 1.3 copies of the message where torch.mm takes 8 (float32, 1024 nodes, 10,000 columns).
-        mixed = torch.empty_like(payload)
-        return torch.addmm(mixed, w, payload, beta=0, out=mixed)
+        mixed = torch.empty_like(message)
+        return Pending(terms=[(1.0, torch.addmm(mixed, w, message, beta=0, out=mixed))])
 
-    def _weights_at(self, index: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        period = self.topology.period
-        key = (index if period is None else index % period, dtype, device)
+    def _weights_at(self, step: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        period = self._topology.period
+        key = (step if period is None else step % period, dtype, device)
         if key not in self._weights:
             if len(self._weights) >= 64:
                 self._weights.clear()
-            sparse = self.topology.sparse(index)
-            if self.topology.num_nodes < _SPARSE_FROM:
+            sparse = self._topology.sparse(step)
+            if self._topology.num_nodes < _SPARSE_FROM:
                 w = torch.from_numpy(sparse.dense()).to(device=device, dtype=dtype)
             else:
                 with warnings.catch_warnings():  # torch calls CSR tensors a beta feature
@@ -53,3 +46,31 @@ class DenseExchange:
                     w = sparse.csr(dtype, device)
             self._weights[key] = w
         return self._weights[key]
+
+
+class DenseMean(Exchange):
+    """The exact average over all simulated nodes."""
+
+    def send(self, bucket: int, message: Tensor, step: int) -> Pending:
+        return Pending(terms=[(1.0, message.mean(dim=0, keepdim=True).expand_as(message))])
+
+
+class DenseMix:
+    """Mixes whole messages of simulated nodes, whomever the step reaches."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._exchanges: dict[Reach, Exchange] = {
+            Reach.NEIGHBORS: DenseExchange(topology),
+            Reach.EVERYONE: DenseMean(),
+            Reach.NOBODY: NoExchange(),
+        }
+
+    def __call__(self, message: Message, index: int, reach: Reach) -> Message:
+        exchange = self._exchanges[reach]
+        if isinstance(message, tuple):
+            return tuple(_mix(exchange, payload, index) for payload in message)
+        return _mix(exchange, message, index)
+
+
+def _mix(exchange: Exchange, payload: Tensor, step: int) -> Tensor:
+    return combine(exchange.send(0, payload, step).wait())

@@ -1,6 +1,5 @@
-"""Messages in 16 bits: what has changed since a neighbor was last told.
+"""Messages in 8 bits: a codec sends what has changed since a neighbor was last told.
 
-A rounded x - lr g would lose the gradient, which is far below the 8 bits that bfloat16 has for x.
 The difference to what the neighbor already knows is as small as the last steps, and what rounding
 leaves out of it is part of the next difference. Both ends keep what is known, to the bit.
 """
@@ -8,111 +7,135 @@ leaves out of it is part of the next difference. Both ends keep what is known, t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from decentlam.algorithms import Reach
+from decentlam.algorithms.kernels import CHUNK
+from decentlam.exchange.base import Exchange, Pending
+from decentlam.exchange.codecs import BLOCK, Codec
+from decentlam.exchange.neighbors import Neighbors
 from decentlam.exchange.network import Network
-from decentlam.exchange.process_group import Payloads, ProcessGroupExchange, Round, chunks
 from decentlam.topology import Topology
 
-DTYPES = (torch.bfloat16,)
+Key = tuple[int, int, int]  # bucket, node, payloads
 
 
-class DifferenceExchange(ProcessGroupExchange):
-    """x + sum of w_j (known of j - known to j): rounding moves no average, since the same goes to
-    one end as comes from the other. The first message to a neighbor is sent whole."""
+class Differences(Exchange):
+    """Wraps the exchange with neighbors: x + sum of w_j (known of j - known to j) is the mix.
 
-    def __init__(
-        self,
-        network: Network,
-        topology: Topology,
-        timeout_seconds: float,
-        tag: int,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(network, topology, timeout_seconds, tag)
-        self.dtype = dtype
-        self._of: dict[tuple[int, int, int], Tensor] = {}  # (bucket, node, payloads) -> known of it
-        self._to: dict[tuple[int, int, int], Tensor] = {}  # what that node knows of this one
+    Rounding moves no average, since the same goes to one end of an edge as comes from the other.
+    The first message to a neighbor is sent whole, and so is the first after `forget`.
+    """
+
+    remembers = True
+
+    def __init__(self, inner: Neighbors, codec: Codec) -> None:
+        self._inner, self._codec = inner, codec
+        self.threaded = inner.threaded
+        self._known_of: dict[Key, Tensor] = {}  # what a node has told
+        self._known_to: dict[Key, Tensor] = {}  # what it was told
         self._packets: dict[tuple[int, int, str], Tensor] = {}
 
-    def _round(self, slot: int, message: Tensor, index: int) -> tuple[Round, Payloads]:
-        row = self.topology.row(self.network.node, index)
-        incoming: Payloads = []
-        round = Round([(1.0, message)], self._place(slot, index), self.timeout)
-        for j in self.topology.neighbors(self.network.node, index):
-            key = slot, j, len(message)
-            known = self._of.get(key)
-            if known is None:
-                known = self._of[key] = torch.empty_like(message)
-                incoming.append((j, known))
-            else:
-                packet = self._packet(slot, j, "in", message)
-                incoming.append((j, packet))
-                round.changes.append((known, packet))
-            round.terms.append((row[j], known))
-        return self._kept(round), incoming
+    def message(self, bucket: int, payloads: int) -> Tensor:
+        return self._inner.message(bucket, payloads)
 
-    def _outgoing(self, slot: int, message: Tensor, index: int, round: Round) -> Payloads:
-        row = self.topology.row(self.network.node, index)
-        outgoing: Payloads = []
-        for j in self.topology.listeners(self.network.node, index):
-            key = slot, j, len(message)
-            known = self._to.get(key)
+    def receive(self, bucket: int, message: Tensor, step: int) -> None:
+        row = self._inner.row(step)
+        buffers: dict[int, Tensor] = {}
+        changes: list[tuple[Tensor, Tensor]] = []
+        terms = [(1.0, message)]
+        for j in self._inner.neighbors(step):
+            known = self._known_of.get((bucket, j, len(message)))
             if known is None:
-                known = self._to[key] = message.clone()
-                outgoing.append((j, known))
+                known = self._known_of[bucket, j, len(message)] = torch.empty_like(message)
+                buffers[j] = known
             else:
-                packet = self._packet(slot, j, "out", message)
-                for z, k, change in zip(*map(chunks, (message, known, packet)), strict=True):
-                    k.add_(change.copy_(z - k))
-                outgoing.append((j, packet))
-            round.terms.append((-row[j], known))
-        return outgoing
+                buffers[j] = self._packet(bucket, j, "in", message)
+                changes.append((known, buffers[j]))
+            terms.append((row[j], known))
+        pending = self._inner.expect(bucket, step, buffers)
+        pending.terms, pending.decode = terms, partial(self._decode, changes)
 
-    def _packet(self, slot: int, j: int, way: str, message: Tensor) -> Tensor:
-        packet = self._packets.get((slot, j, way))
-        if packet is None or packet.shape != message.shape:
-            packet = torch.empty_like(message, dtype=self.dtype)
-            self._packets[slot, j, way] = packet
+    def send(self, bucket: int, message: Tensor, step: int) -> Pending:
+        row = self._inner.row(step)
+        tensors: dict[int, Tensor] = {}
+        terms = []
+        for j in self._inner.listeners(step):
+            known = self._known_to.get((bucket, j, len(message)))
+            if known is None:
+                known = self._known_to[bucket, j, len(message)] = message.clone()
+                tensors[j] = known
+            else:
+                tensors[j] = self._packet(bucket, j, "out", message)
+                packets = self._chunks_of_packet(tensors[j])
+                for z, k, packet in zip(_chunks(message), _chunks(known), packets, strict=True):
+                    self._codec.encode(z - k, packet)
+                    k.add_(self._codec.decode(packet, len(k)))
+            terms.append((-row[j], known))
+        pending = self._inner.answer(bucket, tensors)
+        pending.terms += terms
+        return pending
+
+    def bytes_sent(self, message_bytes: int, step: int) -> int:
+        sent = self._inner.bytes_sent(message_bytes, step)
+        if not self._known_to:  # the first messages are whole
+            return sent
+        whole = next(iter(self._known_to.values())).element_size()
+        return sent * self._codec.packet_bytes(BLOCK) // (whole * BLOCK)
+
+    def forget(self) -> None:
+        self._known_of.clear()
+        self._known_to.clear()
+
+    def memory_bytes(self) -> dict[str, int]:
+        kept = (self._known_of, self._known_to, self._packets)
+        known = sum(t.nbytes for tensors in kept for t in list(tensors.values()))
+        held = self._inner.memory_bytes()
+        return {**held, "received": held["received"] + known}
+
+    def _decode(self, changes: list[tuple[Tensor, Tensor]]) -> None:
+        for known, packet in changes:
+            for k, part in zip(_chunks(known), self._chunks_of_packet(packet), strict=True):
+                k.add_(self._codec.decode(part, len(k)))
+
+    def _packet(self, bucket: int, j: int, way: str, message: Tensor) -> Tensor:
+        size = self._codec.packet_bytes(message.numel())
+        packet = self._packets.get((bucket, j, way))
+        if packet is None or len(packet) != size:
+            packet = self._packets[bucket, j, way] = message.new_empty(size, dtype=torch.uint8)
         return packet
 
-    def bytes_sent(self, message_bytes: int, index: int, reach: Reach) -> int:
-        """As if no message were a first one."""
-        sent = super().bytes_sent(message_bytes, index, reach)
-        if reach is not Reach.NEIGHBORS or not self._to:
-            return sent
-        return sent * self.dtype.itemsize // next(iter(self._to.values())).element_size()
+    def _chunks_of_packet(self, packet: Tensor) -> Sequence[Tensor]:
+        return packet.split(self._codec.packet_bytes(CHUNK))
 
-    def memory_bytes(self) -> int:
-        held = [t for kept in (self._of, self._to, self._packets) for t in list(kept.values())]
-        return super().memory_bytes() + sum(tensor.nbytes for tensor in held)
+
+def _chunks(tensor: Tensor) -> Sequence[Tensor]:
+    """Small enough for the cache: what is written can be read again at once."""
+    return tensor.view(-1).split(CHUNK)
 
 
 def check_differences(network: Network, topology: Topology) -> None:
     """Refuses what differences cannot carry, on every node alike."""
-    if network.batched:
-        raise ValueError("message_dtype works with gloo on CPUs; with NCCL leave it out")
-    instead = "try ring, or one-peer-hypercube if the number of nodes is a power of two"
-    if not topology.symmetric:
+    if network.is_nccl:
         raise ValueError(
-            f"message_dtype needs weights that are the same in both directions, {topology!r} has "
-            f"not; {instead}"
+            "message_dtype=torch.int8 works with gloo on CPUs; with NCCL use torch.float16"
         )
+    instead = "use torch.float16, or try base-2 or ring"
     most = max(2, 2 * math.ceil(math.log2(network.num_nodes)))
     partners = "partners drawn at random"
     if topology.period is not None:
         met: list[set[int]] = [set() for _ in range(network.num_nodes)]
-        for index in range(topology.period):
+        for step in range(topology.period):
             for node, known in enumerate(met):
-                known.update(topology.neighbors(node, index))
+                known.update(topology.neighbors(node, step))
         count = max(map(len, met))
         if count <= most:
             return
         partners = f"{count} different neighbors"
     raise ValueError(
-        "message_dtype keeps two copies of the model for every neighbor that a node ever has, and "
-        f"{topology!r} gives it {partners}; {most} are allowed. Instead, {instead}"
+        "message_dtype=torch.int8 keeps two copies of the model for every neighbor that a node "
+        f"ever has, and {topology!r} gives it {partners}; {most} are allowed. Instead, {instead}"
     )

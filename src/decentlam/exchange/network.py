@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import json
+import secrets
+import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from decentlam.exchange.base import exchange_errors
+from decentlam.membership import watch
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +26,10 @@ class Network:
     rank: int
     num_processes: int
     processes_per_node: int = 1
-    node_group: dist.ProcessGroup | None = None  # the processes of this node
-    lane_group: dist.ProcessGroup | None = None  # this place of every node, for exact averages
+    device: torch.device = CPU  # where messages live
+    intra_node_group: dist.ProcessGroup | None = None  # the processes of this node
+    inter_node_group: dist.ProcessGroup | None = None  # this local rank of every node
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # for copies of an optimizer
 
     @property
     def num_nodes(self) -> int:
@@ -29,45 +40,91 @@ class Network:
         return self.rank // self.processes_per_node
 
     @property
-    def lane(self) -> int:
-        """This process's place inside its node."""
+    def local_rank(self) -> int:
+        """This process's number inside its node."""
         return self.rank % self.processes_per_node
 
     @property
-    def batched(self) -> bool:
-        """Whether sends and receives must be posted as one batch (NCCL)."""
-        return self.group is not None and "nccl" in dist.get_backend(self.group)
+    def exact_group(self) -> dist.ProcessGroup | None:
+        """The group of exact averages over nodes."""
+        return self.inter_node_group or self.group
+
+    @property
+    def is_nccl(self) -> bool:
+        """Whether messages are sent by NCCL. A group may have one backend per kind of device."""
+        return self.group is not None and "nccl" in _backend(self.group, self.device)
+
+    @property
+    def control_device(self) -> torch.device:
+        """Where small tensors that are not messages must live."""
+        if self.group is not None and not _backend(self.group, CPU):
+            return self.device
+        return CPU
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process has, in rank order; asked of all of them together."""
-        everyone: list[Any] = [value] * self.num_processes
-        if self.group is not None:
-            dist.all_gather_object(everyone, value, group=self.group)
+        """What every process has, in rank order; asked of all of them together.
+
+        It travels as JSON, so tuples arrive as lists. torch's all_gather_object would unpickle,
+        that is, run, whatever another process sends.
+        """
+        if self.group is None:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = self._gathered(torch.tensor([len(data)]))
+        padded = data.new_zeros(int(max(sizes)))
+        padded[: len(data)] = data
+        rows = self._gathered(padded)
+        return [
+            json.loads(row[: int(size)].cpu().numpy().tobytes())
+            for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def _gathered(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        mine = mine.to(self.control_device)
+        everyone = [torch.empty_like(mine) for _ in range(self.num_processes)]
+        with self.errors():
+            dist.all_gather(everyone, mine, group=self.group)
         return everyone
 
-    def place(self, node: int) -> int:
-        """The rank, inside the group, of the process in this lane of `node`."""
-        return node * self.processes_per_node + self.lane
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Around a collective outside of a step: whoever is gone is named."""
+        return exchange_errors(f"node {self.node}, between steps", "everyone")
 
-    def peer(self, node: int) -> int:
-        """The global rank of the process in this lane of `node`."""
+    def rank_of(self, node: int) -> int:
+        """The rank, inside the group, of the process of `node` with this local rank."""
+        return node * self.processes_per_node + self.local_rank
+
+    def global_rank_of(self, node: int) -> int:
         assert self.group is not None
-        return dist.get_global_rank(self.group, self.place(node))
+        return dist.get_global_rank(self.group, self.rank_of(node))
+
+    def where(self, step: int, bucket: int) -> str:
+        """For errors."""
+        return f"node {self.node}, step {step}, bucket {bucket}"
 
 
 ALONE = Network(group=None, rank=0, num_processes=1)
+_connected: weakref.WeakValueDictionary[str, Network] = weakref.WeakValueDictionary()
 
 
 def connect(
-    group: dist.ProcessGroup | None = None, processes_per_node: int = 1, exact: bool = False
+    group: dist.ProcessGroup | None = None,
+    processes_per_node: int = 1,
+    exact: bool = False,
+    device: torch.device | None = None,
 ) -> Network:
     """The network of the given (default: the whole) process group, or one node if there is none.
 
     `exact` prepares a group of its own for exact averages. In the given group they could meet a
-    collective of the script: one node may start a bucket in backward, another in step().
+    collective of the script: one node may start a bucket in backward, another in step(). All
+    processes call this together if a group must be formed. `device` is where messages live.
     """
     if isinstance(processes_per_node, bool) or not isinstance(processes_per_node, int):
         raise TypeError(f"processes_per_node must be a whole number, got {processes_per_node!r}")
+    if group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+        raise ValueError("this process is not part of the given process group")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"process_group must be a torch.distributed.ProcessGroup, got {group!r}")
     if not (dist.is_available() and dist.is_initialized()):
         if processes_per_node != 1:
             raise ValueError(
@@ -86,23 +143,65 @@ def connect(
             f"{size} processes cannot be split into nodes of {processes_per_node}; "
             f"processes_per_node can be one of {fitting}"
         )
+    if device is None:
+        device = CPU if _backend(group, CPU) else torch.device("cuda", torch.cuda.current_device())
     if processes_per_node == 1 and not (exact and size > 1):
-        return Network(group, rank, size)
+        return _remembered(Network(group, rank, size, device=device))
     ranks = [dist.get_global_rank(group, i) for i in range(size)]
-    node, lane = divmod(rank, processes_per_node)
+    node, local_rank = divmod(rank, processes_per_node)
     inside = ranks[node * processes_per_node : (node + 1) * processes_per_node]
-    across = ranks[lane::processes_per_node]
-    lane_group = _new_group(across)
-    node_group = _new_group(inside) if processes_per_node > 1 else None
-    return Network(group, rank, size, processes_per_node, node_group, lane_group)
+    backend = dist.get_backend_config(group)
+    inter_node = _new_group(ranks[local_rank::processes_per_node], backend)
+    intra_node = _new_group(inside, backend) if processes_per_node > 1 else None
+    return _remembered(
+        Network(group, rank, size, processes_per_node, device, intra_node, inter_node)
+    )
 
 
-def _new_group(ranks: list[int]) -> dist.ProcessGroup:
-    group = dist.new_group(ranks, use_local_synchronization=True)
+def _remembered(network: Network) -> Network:
+    watching = watch.of_default_group()
+    if watching is not None:
+        whole = network.group is dist.group.WORLD or network.group is None
+        watching.concern(None if whole else dist.get_process_group_ranks(network.group))
+        watching.guard(network.group, network.inter_node_group, network.intra_node_group)
+    _connected[network.token] = network
+    return network
+
+
+def saved(network: Network) -> tuple[str, list[int], int]:
+    """What a copied or pickled optimizer remembers of its network; see `reconnect`."""
+    ranks = []
+    if network.group is not None:
+        ranks = [dist.get_global_rank(network.group, i) for i in range(network.num_processes)]
+    return network.token, ranks, network.processes_per_node
+
+
+def reconnect(remembered: tuple[str, list[int], int], device: torch.device) -> Network:
+    """The network of a copied or loaded optimizer, from what this process knows already: it may be
+    the only one that makes a copy, and must not wait for others."""
+    token, ranks, processes_per_node = remembered
+    if token in _connected:
+        return _connected[token]
+    world = list(range(dist.get_world_size())) if dist.is_initialized() else []
+    if not ranks or not world:
+        return ALONE
+    if processes_per_node > 1 or ranks != world:
+        raise RuntimeError(
+            f"this optimizer was saved on processes {ranks}, {processes_per_node} per node; their "
+            "process groups cannot be saved with it. Build it anew and use load_state_dict, or "
+            "save_checkpoint and load_checkpoint."
+        )
+    return connect(device=device)
+
+
+def _new_group(ranks: list[int], backend: str) -> dist.ProcessGroup:
+    with exchange_errors(f"process {dist.get_rank()}, at construction", "everyone"):
+        group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
-def communication_device(network: Network, fallback: torch.device) -> torch.device:
-    """Where small control tensors must live for the group's backend."""
-    return fallback if network.batched else torch.device("cpu")
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend that serves a device: "gloo", "nccl", or "" if none does."""
+    kinds = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if part)
+    return kinds.get(device.type, "")

@@ -1,85 +1,67 @@
 """Mixing between processes of one machine: neighbors read each other's messages where they are.
 
-Nothing is sent and nothing received: a message is formed in its process's outbox, a number says
-that it is there, and the update of a neighbor reads it. Before a buffer is written again, those who
-read it two turns ago must be done.
+Nothing is sent and nothing received: a message is formed in its process's shared memory, a counter
+says that it is there, and the update of a neighbor reads it. Before a buffer is written again,
+those who read it two steps ago must be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from datetime import timedelta
 
 from torch import Tensor
 
 from decentlam.algorithms import Reach
-from decentlam.errors import ExchangeError
+from decentlam.exchange.base import Exchange, Pending, exchange_errors
 from decentlam.exchange.network import Network
-from decentlam.exchange.outboxes import SETS, Outboxes
-from decentlam.exchange.process_group import ProcessGroupExchange, Round, explained
+from decentlam.exchange.shared_buffers import SETS, SharedBuffers
 from decentlam.topology import Topology
 
 
-class SharedMemoryExchange(ProcessGroupExchange):
-    """As its base, which still does the exact averages."""
+class SharedMemory(Exchange):
+    """The messages of all neighbors, read in place."""
 
     def __init__(
-        self,
-        network: Network,
-        topology: Topology,
-        timeout_seconds: float,
-        tag: int,
-        outboxes: Outboxes,
+        self, network: Network, topology: Topology, buffers: SharedBuffers, timeout: timedelta
     ) -> None:
-        super().__init__(network, topology, timeout_seconds, tag)
-        self.clerk = None  # no core is free where processes share a machine, and nothing is sent
-        self._outboxes = outboxes
-        self._turn = 0  # steps begun with these outboxes; a step's number may go back
+        self._network, self._topology = network, topology
+        self._buffers, self._timeout = buffers, timeout
+        self._count = 0  # steps begun with these buffers; a step's number may go back
         self._readers: list[list[int]] = [[] for _ in range(SETS)]  # nodes, by set of buffers
 
-    def open(self, slots: int, index: int, reach: Reach) -> list[Tensor]:
-        self._turn += 1
-        readers = self._readers[self._turn % SETS]
+    def begin(self, step: int) -> None:
+        self._count += 1
+        readers = self._readers[self._count % SETS]
         while readers:
-            with explained(self._place(0, index), f"node {readers[0]}", self.timeout):
-                self._outboxes.done(self.network.place(readers[0]), self._turn - SETS).wait(
-                    self.timeout
-                )
+            rank = self._network.rank_of(readers[0])
+            with exchange_errors(self._network.where(step, 0), f"node {readers[0]}", self._timeout):
+                self._buffers.used(rank, self._count - SETS).wait(self._timeout)
             readers.pop(0)
-        if reach is not Reach.NEIGHBORS:
-            return []
-        readers += self.topology.listeners(self.network.node, index)
-        return [self._outboxes.buffer(self._outboxes.me, self._turn, s) for s in range(slots)]
+        readers += self._topology.listeners(self._network.node, step)
 
-    def close(self) -> None:
-        self._outboxes.set_done(self._turn)
+    def message(self, bucket: int, payloads: int) -> Tensor:
+        return self._buffers.own(self._count, bucket)[:payloads]
 
-    def expect(self, messages: Mapping[int, Tensor], index: int, reach: Reach) -> None:
-        """Nothing is received."""
+    def send(self, bucket: int, message: Tensor, step: int) -> Pending:
+        where, node = self._network.where(step, bucket), self._network.node
+        row = self._topology.row(node, step)
+        pending = Pending(where, self._timeout, terms=[(row.get(node, 0.0), message)])
+        for j in self._topology.neighbors(node, step):
+            rank = self._network.rank_of(j)
+            theirs = self._buffers.of(rank, self._count, bucket)[: len(message)]
+            pending.terms.append((row[j], theirs))
+            formed = self._buffers.formed(rank, self._count, bucket)
+            pending.receives.append((f"node {j}", formed))
+        self._buffers.set_formed(self._count, bucket)
+        return pending
 
-    def start(
-        self, slot: int, message: Tensor, index: int, reach: Reach, by_need: bool = False
-    ) -> Round:
-        if reach is not Reach.NEIGHBORS:
-            return super().start(slot, message, index, reach)
-        own = self._outboxes.buffer(self._outboxes.me, self._turn, slot)
-        if message.data_ptr() != own.data_ptr():  # neighbors would read what is not meant
-            raise ExchangeError(
-                f"{self._place(slot, index)}: the message was not formed in its outbox; a step "
-                "that failed cannot be repeated. Build a new optimizer, or use_network()."
-            )
-        row = self.topology.row(self.network.node, index)
-        round = Round(
-            [(row.get(self.network.node, 0.0), message)], self._place(slot, index), self.timeout
-        )
-        for j in self.topology.neighbors(self.network.node, index):
-            process = self.network.place(j)
-            theirs = self._outboxes.buffer(process, self._turn, slot)[: len(message)]
-            round.terms.append((row[j], theirs))
-            round.receives.append(
-                (f"node {j}", self._outboxes.announced(process, self._turn, slot))
-            )
-        self._outboxes.announce(self._turn, slot)
-        return round
+    def end(self) -> None:
+        self._buffers.set_used(self._count)
 
-    def outbox_bytes(self) -> int:
-        return self._outboxes.nbytes()
+    def bytes_sent(self, message_bytes: int, step: int) -> int:
+        """As if they were sent."""
+        peers = len(self._topology.listeners(self._network.node, step))
+        return int(message_bytes * Reach.NEIGHBORS.messages_sent(self._network.num_nodes, peers))
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {"messages": self._buffers.nbytes(), "received": 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ipaddress
 import logging
 import os
@@ -16,22 +15,45 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from decentlam import late
-from decentlam.launch.place import find_place, in_batch_script, meeting_point
+from decentlam.errors import LaunchError, RunOverError
+from decentlam.exchange.base import exchange_errors
+from decentlam.launch.place import Place, find_place, in_batch_script, meeting_point
+from decentlam.membership import generations, watch
+from decentlam.membership.store import within
 
 log = logging.getLogger(__name__)
 
 _ELSEWHERE = "203.0.113.1"  # reserved for documentation (RFC 5737); nothing is ever sent to it
+_GRACE_SECONDS = 5.0  # for torch to give up by itself
+_FORM_SECONDS = 60.0  # to connect processes that are all there
 _SIOCGIFADDR = 0x8915
+_CURES = {
+    "EADDRINUSE": "Set another MASTER_PORT, or end what listens on this one",
+    "Unable to find address for": "GLOO_SOCKET_IFNAME must name an interface of this host",
+}
 
 
-def init(backend: str | None = None, timeout_seconds: float = 1800.0) -> None:
+def init(
+    backend: str | None = None,
+    timeout_seconds: float = 1800.0,
+    *,
+    join_seconds: float = 300.0,
+    elastic: bool = False,
+) -> None:
     """Joins the process group that the launcher described; does nothing if already joined.
 
     The backend is NCCL when the process has a GPU, else gloo. mpirun and srun do not say where
     process 0 listens: MASTER_ADDR and MASTER_PORT are read, or worked out for one host and for
     SLURM. Between hosts gloo uses the network that leads to MASTER_ADDR, unless
-    GLOO_SOCKET_IFNAME names another. The group is left when the process ends.
+    GLOO_SOCKET_IFNAME names another. The group is left when Python ends; before `os._exit`, which
+    ends without a word, call `leave`.
+
+    `timeout_seconds` is the limit of the group's collectives, and `join_seconds`, if it is shorter,
+    of finding process 0 or the launcher, and of the last process to come.
+
+    With `elastic` (gloo only) a process may also be started while the others train: it joins them.
+    The group is then formed anew whenever members are lost or join: an optimizer with
+    `elastic=True` does it in `step()`.
     """
     if dist.is_initialized():
         return
@@ -42,30 +64,76 @@ def init(backend: str | None = None, timeout_seconds: float = 1800.0) -> None:
             "environment. Start with `python -m decentlam.launch -n 4 script.py`, with torchrun, "
             "or from Python with decentlam.launch(fn, nodes=4)."
         )
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = backend or ("nccl" if torch.cuda.is_available() and not elastic else "gloo")
+    if elastic and backend != "gloo":
+        raise ValueError(f"elastic runs need the gloo backend, got {backend!r}")
     if "nccl" in backend:
         use_device(place.local_rank)
     host, port = meeting_point(place)
     os.environ.setdefault("MASTER_ADDR", host)
     os.environ.setdefault("MASTER_PORT", str(port))
     choose_interface(host, place.one_host)
+    wait = min(timeout_seconds, join_seconds)
     try:
+        if elastic:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                log.warning("the store is in process 0; the run will not survive its death")
+            store = _store(place, wait)
+            generations.begin(store, place.rank, place.num_processes, timeout_seconds, wait)
+        else:
+            _form(backend, place, timeout_seconds, wait)
+    except RunOverError:
+        raise
+    except RuntimeError as error:
+        cure = "".join(f". {text}" for words, text in _CURES.items() if words in str(error))
+        raise LaunchError(
+            f"process {place.rank} of {place.num_processes}, started by {place.launcher}, could "
+            f"not join the others at {host}:{port} (MASTER_ADDR:MASTER_PORT; process 0 or the "
+            f"launcher listens there): {error}{cure}"
+        ) from error
+    atexit.register(leave)
+
+
+def _store(place: Place, wait: float) -> dist.Store:
+    """The launcher's, or the one that process 0 opens. torch's own limit does not hold when the
+    link goes down, or whoever listens is stopped, after the connection was made."""
+    where = f"env://?rank={place.rank}&world_size={place.num_processes}"
+
+    def rendezvous() -> dist.Store:
+        store: dist.Store
+        store, *_ = next(iter(dist.rendezvous(where, timeout=timedelta(seconds=wait))))
+        return store
+
+    return within(wait + _GRACE_SECONDS, rendezvous, "whoever listens there")
+
+
+def _form(backend: str, place: Place, timeout_seconds: float, wait: float) -> None:
+    """The group of all processes. From the moment that a process has found the store the others
+    notice if it is lost."""
+    store = _store(place, wait)
+    watching = None
+    if hasattr(store, "clone"):  # torch from 2.7 on
+        inner = dist.PrefixStore("decentlam start", store)
+        watching = watch.start(inner, place.rank, range(place.num_processes))
+        watching.wait_until_all_are_seen(wait)
+    is_gloo = backend == "gloo"
+    limit = min(timeout_seconds, _FORM_SECONDS) if is_gloo else timeout_seconds
+    with exchange_errors(f"process {place.rank}, at the start", "everyone"):
         dist.init_process_group(
             backend,
+            store=store,
             rank=place.rank,
             world_size=place.num_processes,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timedelta(seconds=limit),
         )
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"process {place.rank} of {place.num_processes}, started by {place.launcher}, could "
-            f"not join the others at {host}:{port} (MASTER_ADDR:MASTER_PORT; process 0 listens "
-            f"there): {error}"
-        ) from error
-    atexit.register(_leave)
+    if is_gloo:
+        assert dist.group.WORLD is not None
+        watch.set_timeout(dist.group.WORLD, timeout_seconds)
+    if watching is not None:
+        watch.watches_default_group(watching)
 
 
-def init_if_launched(device: torch.device) -> None:
+def init_if_launched(device: torch.device, elastic: bool = False) -> None:
     """Joins the launcher's process group if the script did not: nobody trains alone unawares."""
     if not dist.is_available() or dist.is_initialized():
         return
@@ -78,18 +146,21 @@ def init_if_launched(device: torch.device) -> None:
     if place is None or place.num_processes == 1:
         return
     log.info("joining %d processes started by %s", place.num_processes, place.launcher)
-    init("nccl" if device.type == "cuda" else "gloo")
+    init("nccl" if device.type == "cuda" else "gloo", elastic=elastic)
 
 
-def _leave() -> None:
+def leave() -> None:
+    """Leaves the group: the others know that this process ends in order, and is not lost.
+
+    Every process does so by itself when Python ends. Call it before `os._exit`.
+    """
+    watch.stop()
     if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            late.finish_all()  # neighbors may still wait for this process's last messages
         dist.destroy_process_group()
 
 
 def use_device(local_rank: int) -> None:
-    """Gives each process of a host its own GPU, in turn."""
+    """Gives each process of a host its own GPU, one after the other."""
     if not torch.cuda.device_count():
         raise RuntimeError("the nccl backend needs a GPU, and torch sees none; use backend='gloo'")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())

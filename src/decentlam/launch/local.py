@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import multiprocessing
 import os
-import pickle
-import signal
-import sys
-import threading
-import time
-import traceback
+import socket
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
-from decentlam.launch.group import choose_interface, use_device
 from decentlam.launch.place import LOOPBACK
-from decentlam.launch.reports import Failure, collect
+from decentlam.launch.processes import pickled, run_processes, variables
 
-_STOP_SECONDS = 5.0  # between asking a process to end and ending it
-_WITHOUT_A_WORD = (
-    " and without a word; its output may say more. A script has to call launch under "
-    '`if __name__ == "__main__":`.'
-)
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 
 def launch(
@@ -37,118 +21,57 @@ def launch(
     args: tuple[Any, ...] = (),
     backend: str = "gloo",
     timeout_seconds: float = 1800.0,
+    *,
+    elastic: bool = False,
 ) -> list[Any]:
     """Runs fn(*args) in `nodes` local processes that form one group; returns their results.
 
-    If one fails, the others are stopped and its traceback is raised. `fn` must be importable,
-    arguments and results travel by value. The meeting point lives in this process, so that the
-    death of any node leaves it standing. When this process ends, however it ends, so do they.
+    If one fails, the others are stopped and the traceback of the first failure is raised. `fn`
+    must be importable; arguments and results are copied. The rendezvous store is in this process,
+    so that it outlives any node. When this process ends, however it ends, so do the nodes.
+
+    Args:
+        fn: A function at the top level of a module, or of a script that calls `launch` under
+            `if __name__ == "__main__":`. One that was typed into a notebook, `python -c` or
+            standard input is refused: no other process can import it.
+        nodes: Number of processes.
+        args: What each of them passes to `fn`.
+        backend: gloo, or nccl with a GPU per process.
+        timeout_seconds: Of the group's collectives.
+        elastic: A process that is killed is started again and joins the others, which go on
+            meanwhile (docs/survive.md). Results are those of the processes that came to an end.
     """
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         raise ValueError(f"nodes must be a whole number of 1 or more, got {nodes!r}")
-    try:
-        work = pickle.dumps((fn, args))  # by value: tensors would otherwise be shared memory
-    except Exception as error:
-        raise ValueError(
-            f"launch cannot hand {fn!r} and its arguments to other processes: {error}. Use a "
-            "function defined at the top level of a module (no lambda, nothing nested) and "
-            "arguments that pickle can copy."
-        ) from error
-    store = dist.TCPStore(
-        LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-    )
-    context = multiprocessing.get_context("spawn")
-    processes: list[BaseProcess] = []
-    pipes: list[Connection] = []
+    if elastic:
+        from decentlam.launch.supervise import supervise
 
-    def exit_code(rank: int, seconds: float) -> int | None:
-        processes[rank].join(seconds)
-        return processes[rank].exitcode
-
-    try:
-        for rank in range(nodes):
-            here, there = context.Pipe()
-            pipes.append(here)
-            process = context.Process(
-                target=_run,
-                args=(there, work, rank, nodes, store.port, backend, timeout_seconds),
-                name=f"node {rank}",
-            )
-            process.start()
-            there.close()
-            processes.append(process)
-        results = collect(pipes, exit_code, "node", _WITHOUT_A_WORD)
-        for pipe in pipes:
-            pipe.send_bytes(b"")  # nobody needs anybody any more: leave the group
-        _join(processes, 60.0)
-        return results
-    finally:
-        _stop(processes)
-        for pipe in pipes:
-            pipe.close()
+        return supervise(fn, nodes, args, timeout_seconds=timeout_seconds)
+    work = pickled(fn, args)
+    store = open_store()
+    shared = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
+    environments = [
+        variables(rank, nodes, local=True) | shared | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        for rank in range(nodes)
+    ]
+    return run_processes(work, environments, backend, timeout_seconds)
 
 
-def _join(processes: list[BaseProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
+def open_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
+    """A rendezvous store that listens at this address only; port 0 is a free one.
 
+    Left to itself a TCPStore listens on all interfaces, and takes writes from anyone.
+    """
+    from torch.distributed import TCPStore
 
-def _stop(processes: list[BaseProcess]) -> None:
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-    _join(processes, _STOP_SECONDS)
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-        process.join()
-
-
-def _run(
-    pipe: Connection,
-    work: bytes,
-    rank: int,
-    nodes: int,
-    port: int,
-    backend: str,
-    timeout_seconds: float,
-) -> None:
-    """The life of one local process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # being stopped must not swallow output
-    may_leave = threading.Event()
-    threading.Thread(target=_watch, args=(pipe, may_leave), daemon=True).start()
-    try:
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // nodes))
-        if backend == "nccl":
-            use_device(rank)
-        choose_interface(LOOPBACK, one_host=True)
-        dist.init_process_group(
-            backend,
-            store=dist.TCPStore(LOOPBACK, port, is_master=False),
-            rank=rank,
-            world_size=nodes,
-            timeout=timedelta(seconds=timeout_seconds),
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=1024) as listening:
+        return TCPStore(
+            host,
+            listening.getsockname()[1],
+            is_master=True,
+            timeout=timedelta(seconds=60),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=os.dup(listening.fileno()),  # the store closes it
         )
-        fn, args = pickle.loads(work)
-        report = pickle.dumps((fn(*args),))
-    except BaseException:
-        text = f"failed:\n{traceback.format_exc()}"
-        pipe.send_bytes(pickle.dumps(Failure(time.monotonic(), rank, text)))
-        os._exit(1)  # peers see the closed connections at once instead of waiting
-    pipe.send_bytes(report)
-    may_leave.wait()  # until nobody can be waiting for something this node sent
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _watch(pipe: Connection, may_leave: threading.Event) -> None:
-    """Ends this process when the one that launched it is gone."""
-    try:
-        pipe.recv_bytes()
-    except (EOFError, OSError):
-        os._exit(1)
-    may_leave.set()

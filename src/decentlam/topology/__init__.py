@@ -59,10 +59,13 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
 }
 
 
-def resolve(topology: str | Topology, num_nodes: int) -> Topology:
-    """The topology of that name with `num_nodes` nodes, or the given one if it fits."""
+def resolve(topology: str | Topology, num_nodes: int | None) -> Topology:
+    """The topology of that name with `num_nodes` nodes, or the given one if it fits.
+
+    None leaves the number to the topology, which must then be a Topology.
+    """
     if isinstance(topology, Topology):
-        if topology.num_nodes != num_nodes:
+        if num_nodes not in (None, topology.num_nodes):
             raise ValueError(
                 f"{topology!r} is made for {topology.num_nodes} nodes, but there are {num_nodes}; "
                 f"build it with n = {num_nodes}"
@@ -76,5 +79,9 @@ def resolve(topology: str | Topology, num_nodes: int) -> Topology:
     if topology not in TOPOLOGIES:
         raise ValueError(
             f"unknown topology {topology!r}; choose from {', '.join(sorted(TOPOLOGIES))}"
+        )
+    if num_nodes is None:
+        raise ValueError(
+            f"how many nodes has {topology!r}? Pass num_nodes, or a Topology such as ring(8)"
         )
     return TOPOLOGIES[topology](num_nodes)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decentlam.topology import spectrum
+from decentlam.topology.check import check_step
 from decentlam.topology.sparse import SparseWeights
 
 _CACHED_STEPS = 64
@@ -45,8 +46,7 @@ class Topology:
 
     def sparse(self, step: int = 0) -> SparseWeights:
         """W at `step` by rows; what every hot path uses."""
-        if step < 0:
-            raise ValueError(f"step must be 0 or more, got {step}")
+        step = check_step(step)
         key = step if self.period is None else step % self.period
         if key not in self._cache:
             if len(self._cache) >= _CACHED_STEPS:
@@ -85,21 +85,21 @@ class Topology:
         """Bytes that each node sends at `step` when one message has `message_bytes`, (n,)."""
         return self.messages(step) * message_bytes
 
-    def lazy(self, pace: float = 0.5) -> Topology:
-        """The same network mixing at `pace`: (1 - pace) I + pace W, 0 < pace <= 1.
+    def lazy(self, rate: float = 0.5) -> Topology:
+        """The same network mixing at `rate`: (1 - rate) I + rate W, 0 < rate <= 1.
 
-        At pace 1/2 every eigenvalue is at least zero.
+        At rate 1/2 every eigenvalue is at least zero.
         """
-        if not 0 < pace <= 1:
+        if not 0 < rate <= 1:
             raise ValueError(
-                f"pace must be in (0, 1], got {pace}; 1 leaves the weights as they are"
+                f"rate must be in (0, 1], got {rate}; 1 leaves the weights as they are"
             )
         return Topology(
-            f"lazy({self.name}, {pace:g})",
+            f"lazy({self.name}, {rate:g})",
             self.num_nodes,
             self.period,
-            partial(_lazy, self.rule, pace),
-            f"{self.description}, mixed at pace {pace:g}",
+            partial(_lazy, self.rule, rate),
+            f"{self.description}, mixed at rate {rate:g}",
             self.pairing,
         )
 
@@ -200,5 +200,5 @@ class Topology:
             raise ValueError(f"{self!r} has nodes 0 to {self.num_nodes - 1}; there is no {rank}")
 
 
-def _lazy(rule: Callable[[int], SparseWeights], pace: float, step: int) -> SparseWeights:
-    return rule(step).lazy(pace)
+def _lazy(rule: Callable[[int], SparseWeights], rate: float, step: int) -> SparseWeights:
+    return rule(step).lazy(rate)

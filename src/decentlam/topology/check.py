@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from decentlam.topology.sparse import SparseWeights
 
+_MOST_NODES = 1_000_000
 
-def check_num_nodes(n: int, name: str) -> int:
+
+def check_num_nodes(n: int, name: str, most: int = _MOST_NODES) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer):
         raise TypeError(f"{name} needs a whole number of nodes, got {n!r}")
     if n < 1:
         raise ValueError(f"{name} needs at least 1 node, got {n}")
+    if n > most:
+        raise ValueError(f"{name} can have at most {most:,} nodes, got more")
     return int(n)  # numpy's integers lack bit_length
 
 
@@ -19,6 +25,16 @@ def check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
     return seed
+
+
+def check_step(step: int) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"step must be a whole number of 0 or more, got {step!r}") from None
+    if number < 0:
+        raise ValueError(f"step must be 0 or more, got {number}")
+    return number
 
 
 def check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> None:
@@ -54,37 +70,23 @@ def check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> Non
             f"{name}: column {worst} of the weights sums to {columns[worst]:.6g}; columns must sum "
             "to 1, or mixing would shift the average. Use from_edges for a doubly stochastic W."
         )
-    check_connected([w], name)
+    check_mixing(w, name)
 
 
-def check_connected(period: list[SparseWeights], name: str) -> None:
-    """Refuses a network in which some nodes never hear of each other."""
-    n = period[0].num_nodes
-    links = SparseWeights.from_entries(
-        n,
-        np.concatenate([w.rows for w in period] + [w.columns for w in period]),
-        np.concatenate([w.columns for w in period] + [w.rows for w in period]),
-        np.ones(2 * sum(len(w.values) for w in period)),
-    )
-    reached = np.zeros(n, dtype=bool)
-    reached[0] = True
-    frontier = [0]
-    while frontier:
-        heard = np.unique(np.concatenate([_columns(links, i) for i in frontier]))
-        frontier = heard[~reached[heard]].tolist()
-        reached[frontier] = True
-    if not reached.all():
-        apart = np.flatnonzero(~reached)
+def check_mixing(w: SparseWeights, name: str) -> None:
+    """Refuses stochastic weights that never average: parts apart, or models that only go round."""
+    distance = _distances(w)
+    if (distance < 0).any():
+        apart = np.flatnonzero(distance < 0)
         shown = ", ".join(map(str, apart[:8])) + (", ..." if len(apart) > 8 else "")
         raise ValueError(
             f"{name}: the network is disconnected: node 0 never reaches {shown}. Add edges that "
             "join the parts; ring(n) is the sparsest connected choice with equal degrees."
         )
-
-
-def check_mixes(w: SparseWeights, name: str) -> None:
-    """Refuses a static W that passes models round instead of averaging (|eigenvalue| = 1)."""
-    if w.num_nodes > 1 and (w.diagonal() == 0).all() and (period := _cycle_length(w)) > 1:
+    # The greatest common divisor of the lengths of all closed walks; 2 for a bipartite graph, 1
+    # where a node keeps a share of its own, and then no |eigenvalue| but the average's is 1.
+    period = int(np.gcd.reduce(distance[w.rows] + 1 - distance[w.columns]))
+    if period > 1:
         raise ValueError(
             f"{name}: no node keeps a share of its own model and every way round the graph takes a "
             f"multiple of {period} steps, so the models would go round for ever without averaging. "
@@ -92,21 +94,17 @@ def check_mixes(w: SparseWeights, name: str) -> None:
         )
 
 
-def _cycle_length(w: SparseWeights) -> int:
-    """Greatest common divisor of the lengths of all closed walks; 2 for a bipartite graph."""
-    distance = np.full(w.num_nodes, -1)
+def _distances(w: SparseWeights) -> np.ndarray:
+    """In how many steps node 0 hears of each node, (n,); -1: never, whatever the directions."""
+    distance, steps, rows = np.full(w.num_nodes, -1), 0, w.rows
     distance[0] = 0
-    frontier = [0]
-    while frontier:
-        heard = np.unique(np.concatenate([_columns(w, i) for i in frontier]))
-        following = heard[distance[heard] < 0]
-        distance[following] = distance[frontier[0]] + 1
-        frontier = following.tolist()
-    return int(np.gcd.reduce(distance[w.rows] + 1 - distance[w.columns]))
-
-
-def _columns(w: SparseWeights, row: int) -> np.ndarray:
-    return w.columns[w.starts[row] : w.starts[row + 1]]
+    while True:
+        heard = w.columns[(distance == steps)[rows]]
+        new = heard[distance[heard] < 0]
+        if not len(new):
+            return distance
+        steps += 1
+        distance[new] = steps
 
 
 def _first_asymmetric(w: SparseWeights) -> tuple[int, int]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from decentlam.topology.base import Topology
-from decentlam.topology.check import check_connected, check_mixes, check_num_nodes, check_weights
+from decentlam.topology.check import check_mixing, check_num_nodes, check_weights
 from decentlam.topology.sparse import SparseWeights
-from decentlam.topology.static import constant
+from decentlam.topology.static import constant, graph
 from decentlam.topology.weights import WEIGHT_RULES
 
 
@@ -24,16 +24,19 @@ def from_weights(W: Tensor | np.ndarray | list[list[float]], directed: bool = Fa
     >>> from_weights([[0.5, 0.5], [0.5, 0.5]]).rho
     0.0
     """
+    if not isinstance(directed, bool):
+        raise TypeError(f"from_weights: directed must be True or False, got {directed!r}")
     raw = W.detach().cpu().numpy() if isinstance(W, torch.Tensor) else W
     try:
+        if np.iscomplexobj(raw):
+            raise TypeError("real numbers are needed, not complex ones")
         matrix = np.asarray(raw, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"from_weights needs a square matrix of numbers: {error}") from None
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
         raise ValueError(f"from_weights needs a square (n, n) matrix, got shape {matrix.shape}")
     weights = SparseWeights.from_dense(matrix)
     check_weights(weights, "from_weights", directed=directed)
-    check_mixes(weights, "from_weights")
     if not directed:  # checked to 1e-9; from here on to the last bit
         weights = SparseWeights.from_dense((matrix + matrix.T) / 2)
     return constant("from_weights", weights, "given weights")
@@ -62,8 +65,7 @@ def from_edges(
             raise ValueError(
                 f"edge {edge} joins a node to itself; leave it out, every node keeps its own share"
             )
-    unique = np.unique(np.sort(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=1), axis=0)
-    matrix = WEIGHT_RULES[weights](n, unique)
-    check_connected([matrix], "from_edges")
-    check_mixes(matrix, "from_edges")
-    return constant("from_edges", matrix, f"given edges, {weights} weights")
+    given = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    network = graph("from_edges", given, f"given edges, {weights} weights", n, weights)
+    check_mixing(network.sparse(), "from_edges")
+    return network

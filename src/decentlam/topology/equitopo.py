@@ -10,7 +10,7 @@ from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes, check_seed
 from decentlam.topology.sparse import SparseWeights
 from decentlam.topology.static import constant
-from decentlam.topology.varying import pairs
+from decentlam.topology.weights import pairs, shifts
 
 _DRAWS = 32  # of the static graph's hops; the best is kept
 
@@ -52,14 +52,8 @@ def equitopo_static(n: int, hops: int | None = None, seed: int = 0) -> Topology:
     random = np.random.default_rng(check_seed(seed))
     drawn = (1 + random.permutation(n - 1)[:number] for _ in range(_DRAWS))
     hop = min(drawn, key=partial(_largest_eigenvalue, n))
-    nodes = np.arange(n)
-    both = np.concatenate([hop, -hop])
-    weights = SparseWeights.from_entries(
-        n,
-        np.tile(nodes, 1 + len(both)),
-        np.concatenate([nodes, *((nodes + u) % n for u in both)]),
-        np.repeat([1 / n, *([(1 - 1 / n) / len(both)] * len(both))], n),
-    )
+    both = [*hop, *-hop]
+    weights = shifts(n, [0, *both], [1 / n, *[(1 - 1 / n) / len(both)] * len(both)])
     shown = ", ".join(map(str, np.unique(np.minimum(hop, n - hop))))
     return constant("equitopo-static", weights, f"i with i +- {shown}")
 

@@ -125,15 +125,15 @@ def _simple_edges(n: int, base: int, step: int) -> Edges:
         nodes = np.arange(first, first + count * size)
         first += count * size
         factors = _set_factors(count, size, base)
-        turn = step - gather - place
+        since = step - gather - place
         if step < gather:
             edges.append(_cuboid(nodes, factors, step % max(1, len(factors))))
-        elif first == n and turn >= 0:  # the smallest set has got its shares and is done
-            edges.append(_cuboid(nodes, factors, turn % max(1, len(factors))))
-        elif turn == 0:
+        elif first == n and since >= 0:  # the smallest set has got its shares and is done
+            edges.append(_cuboid(nodes, factors, since % max(1, len(factors))))
+        elif since == 0:
             edges += _hand_over(nodes.reshape(count, size), np.arange(first, n), base)
-        elif turn > 0:  # inside the parts: along the digits below `count`
-            edges.append(_cuboid(nodes, factors, (turn - 1) % (len(factors) - (count > 1))))
+        elif since > 0:  # inside the parts: along the digits below `count`
+            edges.append(_cuboid(nodes, factors, (since - 1) % (len(factors) - (count > 1))))
     return _join(edges)
 
 

@@ -47,24 +47,18 @@ class SparseWeights:
         span = slice(self.starts[rank], self.starts[rank + 1])
         return dict(zip(self.columns[span].tolist(), self.values[span].tolist(), strict=True))
 
-    def diagonal(self) -> np.ndarray:
-        own = np.zeros(self.num_nodes)
-        here = self.rows == self.columns
-        own[self.columns[here]] = self.values[here]
-        return own
-
     def transpose(self) -> SparseWeights:
         return self.from_entries(self.num_nodes, self.columns, self.rows, self.values)
 
-    def lazy(self, pace: float) -> SparseWeights:
-        """(1 - pace) I + pace W."""
+    def lazy(self, rate: float) -> SparseWeights:
+        """(1 - rate) I + rate W."""
         n = self.num_nodes
         nodes = np.arange(n)
         return self.from_entries(
             n,
             np.concatenate([self.rows, nodes]),
             np.concatenate([self.columns, nodes]),
-            np.concatenate([pace * self.values, np.full(n, 1.0 - pace)]),
+            np.concatenate([rate * self.values, np.full(n, 1.0 - rate)]),
         )
 
     def apply(self, x: np.ndarray) -> np.ndarray:

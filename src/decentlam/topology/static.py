@@ -9,7 +9,7 @@ import numpy as np
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes
 from decentlam.topology.sparse import SparseWeights
-from decentlam.topology.weights import metropolis_hastings
+from decentlam.topology.weights import WEIGHT_RULES, shifts
 
 
 def ring(n: int) -> Topology:
@@ -19,8 +19,7 @@ def ring(n: int) -> Topology:
     0.804738
     """
     n = check_num_nodes(n, "ring")
-    nodes = np.arange(n)
-    return _graph("ring", n, np.stack([nodes, (nodes + 1) % n], 1), "each node and its 2 neighbors")
+    return graph("ring", _hops(n, [1]), "each node and its 2 neighbors", n)
 
 
 def mesh(n: int, torus: bool = False) -> Topology:
@@ -31,11 +30,13 @@ def mesh(n: int, torus: bool = False) -> Topology:
     n = check_num_nodes(n, "mesh")
     height = next(h for h in range(int(n**0.5), 0, -1) if n % h == 0)
     width = n // height
-    row, column = np.divmod(np.arange(n), width)
-    right = _linked(row, column, row, column + 1, height, width, torus)
-    down = _linked(row, column, row + 1, column, height, width, torus)
-    shape = f"{height} x {width} {'torus' if torus else 'grid'}"
-    return _graph("torus" if torus else "mesh", n, np.concatenate([right, down]), shape)
+    grid = np.arange(n).reshape(height, width)
+    down, right = (np.stack([grid, np.roll(grid, -1, axis)], 2) for axis in (0, 1))
+    if not torus:
+        down, right = down[:-1], right[:, :-1]
+    edges = np.concatenate([down.reshape(-1, 2), right.reshape(-1, 2)])
+    name = "torus" if torus else "mesh"
+    return graph(name, edges, f"{height} x {width} {'torus' if torus else 'grid'}", n)
 
 
 def torus(n: int) -> Topology:
@@ -47,22 +48,22 @@ def star(n: int) -> Topology:
     """Node 0 talks to everybody, everybody only to node 0."""
     n = check_num_nodes(n, "star")
     leaves = np.arange(1, n)
-    return _graph("star", n, np.stack([np.zeros_like(leaves), leaves], 1), "node 0 in the middle")
+    return graph("star", np.stack([np.zeros_like(leaves), leaves], 1), "node 0 in the middle", n)
 
 
 def complete(n: int) -> Topology:
     """Everybody talks to everybody: W is the exact average."""
-    n = check_num_nodes(n, "complete")
-    return _graph("complete", n, np.stack(np.triu_indices(n, 1), 1), "exact average every step")
+    n = check_num_nodes(n, "complete", most=5_000)  # n^2 weights are held in memory
+    return graph("complete", np.stack(np.triu_indices(n, 1), 1), "exact average every step", n)
 
 
 def hypercube(n: int) -> Topology:
     """Nodes whose numbers differ in one binary digit talk; n must be a power of two."""
     n = check_num_nodes(n, "hypercube")
     dimension = hypercube_dimension(n, "hypercube")
-    nodes = np.arange(n)
-    edges = [np.stack([nodes, nodes ^ (1 << bit)], 1) for bit in range(dimension)]
-    return _graph("hypercube", n, _join(edges), f"{dimension} neighbors each")
+    nodes, bits = np.divmod(np.arange(n * dimension), max(1, dimension))
+    edges = np.stack([nodes, nodes ^ (1 << bits)], 1)
+    return graph("hypercube", edges, f"{dimension} neighbors each", n)
 
 
 def symmetric_exponential(n: int) -> Topology:
@@ -73,32 +74,23 @@ def symmetric_exponential(n: int) -> Topology:
     two-sided split: there every node i talks to i +- 1, i +- 3, i +- 7, ...
     """
     n = check_num_nodes(n, "symmetric_exponential")
-    start = np.arange(1, n, 2) if n % 2 == 0 else np.arange(n)
-    edges = [np.stack([start, (start + hop) % n], 1) for hop in exponential_hops(n)]
+    edges = _hops(n, exponential_hops(n), of=slice(1, None, 2) if n % 2 == 0 else slice(None))
     what = "odd i with even i + 2^k - 1" if n % 2 == 0 else "odd n: every i with i +- (2^k - 1)"
-    return _graph("symmetric-exponential", n, _join(edges), what)
+    return graph("symmetric-exponential", edges, what, n)
 
 
 def bluefog_symmetric_exponential(n: int) -> Topology:
     """BlueFog's reading of the same name: i talks to i +- 4^k (mod n); for comparison."""
     n = check_num_nodes(n, "bluefog_symmetric_exponential")
-    nodes = np.arange(n)
-    hops = [4**k for k in range(n) if 4**k <= n // 2] if n > 1 else []
-    edges = [np.stack([nodes, (nodes + hop) % n], 1) for hop in hops]
-    return _graph("bluefog-symmetric-exponential", n, _join(edges), "i with i +- 4^k")
+    hops = [4**k for k in range(n) if 4**k <= n // 2]
+    return graph("bluefog-symmetric-exponential", _hops(n, hops), "i with i +- 4^k", n)
 
 
 def exponential(n: int) -> Topology:
     """Every node hears i - 1, i - 2, i - 4, ... (mod n) with equal weights: directed."""
     n = check_num_nodes(n, "exponential")
-    hops = [0] + [2**k for k in range(max(n - 1, 0).bit_length())]
-    nodes = np.arange(n)
-    weights = SparseWeights.from_entries(
-        n,
-        np.tile(nodes, len(hops)),
-        np.concatenate([(nodes - hop) % n for hop in hops]),
-        np.full(n * len(hops), 1.0 / len(hops)),
-    )
+    hops = [0] + [-(2**k) for k in range((n - 1).bit_length())]
+    weights = shifts(n, hops, [1.0 / len(hops)] * len(hops))
     return constant("exponential", weights, "hears i - 2^k (directed)")
 
 
@@ -129,28 +121,16 @@ def _same(weights: SparseWeights, step: int) -> SparseWeights:
     return weights
 
 
-def _graph(name: str, n: int, edges: np.ndarray, description: str) -> Topology:
-    """Metropolis-Hastings weights on the edges, each taken once and without loops."""
+def graph(
+    name: str, edges: np.ndarray, description: str, n: int, rule: str = "metropolis-hastings"
+) -> Topology:
+    """Weights by the named rule on the edges, (m, 2), each taken once and without loops."""
     edges = np.sort(edges[edges[:, 0] != edges[:, 1]], axis=1)
-    return constant(name, metropolis_hastings(n, np.unique(edges, axis=0)), description)
+    return constant(name, WEIGHT_RULES[rule](n, np.unique(edges, axis=0)), description)
 
 
-def _join(edges: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([*edges, np.empty((0, 2), dtype=np.int64)])
-
-
-def _linked(
-    row: np.ndarray,
-    column: np.ndarray,
-    next_row: np.ndarray,
-    next_column: np.ndarray,
-    height: int,
-    width: int,
-    wrap: bool,
-) -> np.ndarray:
-    """Edges from each grid place to the next one, across the border only when `wrap`."""
-    inside = (next_row < height) & (next_column < width)
-    edges = np.stack(
-        [row * width + column, (next_row % height) * width + next_column % width], axis=1
-    )
-    return edges if wrap else edges[inside]
+def _hops(n: int, hops: list[int], of: slice = slice(None)) -> np.ndarray:
+    """Edges from these nodes, by default all, to those so many further on, (m, 2)."""
+    start = np.arange(n)[of]
+    far = (start + np.array(hops, dtype=np.int64)[:, None]) % n
+    return np.stack([np.broadcast_to(start, far.shape), far], 2).reshape(-1, 2)

@@ -11,6 +11,7 @@ from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes, check_seed
 from decentlam.topology.sparse import SparseWeights
 from decentlam.topology.static import exponential_hops, hypercube_dimension
+from decentlam.topology.weights import pairs, shifts
 
 
 def bipartite_random_match(n: int, seed: int = 0) -> Topology:
@@ -46,7 +47,7 @@ def one_peer_exponential(n: int) -> Topology:
 def one_peer_symmetric_exponential(n: int) -> Topology:
     """The symmetric exponential graph one matching at a time: odd i with even i + 2^k - 1.
 
-    For odd n the nodes rest in turn, and the others are paired as if they were alone.
+    For odd n the nodes rest one after the other, and the others are paired as if they were alone.
     """
     n = check_num_nodes(n, "one_peer_symmetric_exponential")
     hops = exponential_hops(n - n % 2)
@@ -92,20 +93,4 @@ def _across_bit(n: int, step: int) -> SparseWeights:
 
 
 def _one_hop(n: int, step: int) -> SparseWeights:
-    nodes = np.arange(n)
-    return SparseWeights.from_entries(
-        n,
-        np.concatenate([nodes, nodes]),
-        np.concatenate([nodes, (nodes - 2**step) % n]),
-        np.full(2 * n, 0.5),
-    )
-
-
-def pairs(n: int, left: np.ndarray, right: np.ndarray) -> SparseWeights:
-    """W = 1/2 for both of a pair; whoever has no partner keeps its own model."""
-    partner = np.arange(n)
-    partner[left], partner[right] = right, left
-    nodes = np.arange(n)
-    return SparseWeights.from_entries(
-        n, np.concatenate([nodes, nodes]), np.concatenate([nodes, partner]), np.full(2 * n, 0.5)
-    )
+    return shifts(n, [0, -(2**step)], [0.5, 0.5])

@@ -1,6 +1,8 @@
-"""Weight rules: from a graph's edges to a symmetric W whose rows sum to one."""
+"""From edges, pairs or hops to a W whose rows and columns sum to one."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,8 +11,8 @@ from decentlam.topology.sparse import SparseWeights
 
 def metropolis_hastings(n: int, edges: np.ndarray) -> SparseWeights:
     """w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii = 1 - the rest (Sayed 2014, Table 14.1)."""
-    i, j = _ends(edges)
-    degree = np.bincount(np.concatenate([i, j]), minlength=n)
+    i, j = edges.T
+    degree = np.bincount(edges.ravel(), minlength=n)
     return symmetric_weights(n, i, j, 1.0 / (1 + np.maximum(degree[i], degree[j])))
 
 
@@ -19,23 +21,17 @@ def uniform(n: int, edges: np.ndarray) -> SparseWeights:
 
     Symmetric only when all degrees are equal; other graphs are refused.
     """
-    i, j = _ends(edges)
-    degree = np.bincount(np.concatenate([i, j]), minlength=n)
-    if n > 1 and degree.min() != degree.max():
+    degree = np.bincount(edges.ravel(), minlength=n)
+    if degree.min() != degree.max():
         raise ValueError(
             "uniform weights 1 / (1 + degree) are symmetric only if every node has the same "
             f"degree, and here degrees run from {degree.min()} to {degree.max()}. Try the rule "
             "'metropolis-hastings', which is symmetric on every graph."
         )
-    return symmetric_weights(n, i, j, 1.0 / (1 + degree[i]))
+    return metropolis_hastings(n, edges)  # max(deg_i, deg_j) is the degree
 
 
 WEIGHT_RULES = {"metropolis-hastings": metropolis_hastings, "uniform": uniform}
-
-
-def _ends(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    edges = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
-    return edges[:, 0], edges[:, 1]
 
 
 def symmetric_weights(n: int, i: np.ndarray, j: np.ndarray, values: np.ndarray) -> SparseWeights:
@@ -49,3 +45,19 @@ def symmetric_weights(n: int, i: np.ndarray, j: np.ndarray, values: np.ndarray) 
         np.concatenate([j, i, nodes]),
         np.concatenate([values, values, own]),
     )
+
+
+def shifts(n: int, hops: Sequence[int] | np.ndarray, shares: Sequence[float]) -> SparseWeights:
+    """Every node i hears i + hop (mod n) with the share of each hop; 0 is the node itself."""
+    nodes = np.arange(n)
+    return SparseWeights.from_entries(
+        n,
+        np.tile(nodes, len(hops)),
+        np.concatenate([(nodes + hop) % n for hop in hops]),
+        np.repeat(shares, n),
+    )
+
+
+def pairs(n: int, left: np.ndarray, right: np.ndarray) -> SparseWeights:
+    """W = 1/2 for both of a pair; whoever has no partner keeps its own model."""
+    return symmetric_weights(n, left, right, np.full(len(left), 0.5))

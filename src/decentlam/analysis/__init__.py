@@ -1,0 +1,1 @@
+"""Before training: is it stable, how biased is it, what will a step cost."""

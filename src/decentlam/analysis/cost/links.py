@@ -1,0 +1,114 @@
+"""The links between the nodes of a run, measured for about a second before it starts."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentlam.analysis.cost.values import Link
+from decentlam.exchange.base import exchange_errors
+from decentlam.exchange.network import Network
+
+_SMALL = 8  # bytes of a message that is all latency
+_REPEATS = 10
+_LARGEST = 32 * 2**20  # bytes
+_TAG = 1 << 13  # far from the script's own messages (0) and below the optimizers'
+_PLACE = "measuring the links"
+
+
+def measure_links(
+    network: Network,
+    seconds: float = 1.0,
+    timeout_seconds: float = 60.0,
+    device: torch.device | None = None,
+) -> Link:
+    """The slowest link of the network, the same answer on every node; all must call it together.
+
+    All nodes exchange in pairs at once, as one-peer topologies do, with partners that change. The
+    size doubles until the slowest pair has spent half of `seconds` on it, or 32 MiB: nobody goes on
+    before all have agreed to, so that a slow link ends the measurement instead of prolonging it.
+    Latency is half of what a tiny exchange takes. One node alone has a perfect link.
+    """
+    if network.num_nodes == 1:
+        return Link()
+    where = network.device if network.is_nccl else torch.device("cpu")
+    meter = _Meter(network, device or where, timedelta(seconds=timeout_seconds))
+    for number in range(_REPEATS):  # connections are made at the first message
+        meter.exchange(number, _SMALL)
+    tiny = meter.agree(sorted(meter.exchange(k, _SMALL) for k in range(_REPEATS))[_REPEATS // 2])
+    start, size, number = time.perf_counter(), 1024, 0
+    while True:
+        took = meter.agree(min(meter.exchange(number, size), meter.exchange(number, size)))
+        spent = meter.agree(time.perf_counter() - start)
+        if 2 * size > _LARGEST or took > seconds / 8 or spent > seconds / 2:
+            break
+        size, number = 2 * size, number + 1
+    last = [took]
+    while spent + took < seconds and len(last) < 4:
+        last.append(meter.agree(meter.exchange(number + len(last), size)))
+        spent = meter.agree(time.perf_counter() - start)
+    middle = sorted(last)[len(last) // 2]
+    carried = max(middle - tiny, middle / 2)  # a tiny message may have been unlucky
+    return Link(tiny / 2, size * network.processes_per_node / carried)
+
+
+def measure_memory(network: Network, timeout_seconds: float = 60.0) -> Link:
+    """What stands for the link where neighbors read each other's messages in memory: how fast all
+    processes read when they read at once. The same answer on every node; all call it together."""
+    meter = _Meter(network, torch.device("cpu"), timedelta(seconds=timeout_seconds))
+    message = torch.zeros(_LARGEST, dtype=torch.uint8)
+    mixed = torch.zeros_like(message)
+    took = []
+    for _ in range(3):
+        meter.agree(0.0)  # all begin together
+        start = time.perf_counter()
+        mixed.copy_(message)
+        took.append(meter.agree(time.perf_counter() - start))
+    return Link(0.0, network.processes_per_node * _LARGEST / min(took))
+
+
+class _Meter:
+    """Timed exchanges of this node with the partner of that number."""
+
+    def __init__(self, network: Network, device: torch.device, timeout: timedelta) -> None:
+        self.network, self.device, self.timeout = network, device, timeout
+
+    def exchange(self, number: int, size: int) -> float:
+        """Seconds until this node has sent and received `size` bytes; 0 if it rests."""
+        n = self.network.num_nodes
+        total = (
+            number if n % 2 else 2 * number + 1
+        )  # i + j = total, mod n; if both are even, some rest
+        partner = (total - self.network.node) % n
+        if partner == self.network.node:
+            return 0.0
+        message = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        buffer = torch.empty_like(message)
+        start = time.perf_counter()
+        with exchange_errors(_PLACE, f"node {partner}", self.timeout):
+            for work in self._post(message, buffer, self.network.global_rank_of(partner)):
+                work.wait(self.timeout)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
+    def agree(self, value: float) -> float:
+        """The largest value of all nodes."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        with exchange_errors(_PLACE, "everyone", self.timeout):
+            work = dist.all_reduce(shared, dist.ReduceOp.MAX, self.network.group, async_op=True)
+            assert work is not None
+            work.wait(self.timeout)
+        return float(shared.item())
+
+    def _post(self, message: Tensor, buffer: Tensor, peer: int) -> list[dist.Work]:
+        group = self.network.group
+        if self.network.is_nccl:
+            receive = dist.P2POp(dist.irecv, buffer, peer, group)
+            return dist.batch_isend_irecv([receive, dist.P2POp(dist.isend, message, peer, group)])
+        works = [dist.irecv(buffer, peer, group, _TAG), dist.isend(message, peer, group, _TAG)]
+        return [work for work in works if work is not None]

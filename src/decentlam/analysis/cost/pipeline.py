@@ -1,0 +1,100 @@
+"""One iteration as a pipeline: buckets leave backward, cross the wire, are updated and used.
+
+Bucket 0 holds the last layers: backward finishes it first, forward needs it last. The wire takes
+one bucket at a time. All nodes do the same at the same time, so that one clock is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from decentlam.analysis.cost.values import OVERLAPS
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How long an iteration takes, and how much later messages may come without prolonging it."""
+
+    seconds: float
+    slack: float
+
+
+def timeline(
+    forward: float,
+    backward: float,
+    update: float,
+    wire: Sequence[float],
+    latency: float = 0.0,
+    overlap: str = "backward",
+    shares: Sequence[float] | None = None,
+    first_layers_first: bool = True,
+) -> Timeline:
+    """The time between two iterations whose bucket i occupies the wire for wire[i] seconds.
+
+    A bucket arrives `latency` after it has left the wire. Forward, backward and update are spread
+    evenly over the buckets, or by their `shares`. `overlap` says when messages leave, and when they
+    are awaited:
+
+    - "none": all leave after backward, the update awaits them;
+    - "backward": each leaves when its gradient is ready, the update awaits them;
+    - "forward": the same, and each is awaited and updated just before the next forward needs it.
+      The wire then prefers `first_layers_first` among the buckets that are ready: in the order of
+      backward, the layers that forward needs first would arrive last, and nothing more be hidden;
+    - "iteration": they hold no gradient (AWC), leave after the update, and the next awaits them.
+
+    >>> timeline(1.0, 2.0, 0.0, [1.0, 1.0], overlap="none").seconds
+    5.0
+    >>> [timeline(1.0, 2.0, 0.0, [1.0, 1.0], overlap=o).seconds for o in OVERLAPS[1:]]
+    [4.0, 4.0, 3.0]
+    """
+    count = len(wire)
+    if overlap not in OVERLAPS:
+        raise ValueError(f"unknown overlap {overlap!r}; choose from {', '.join(OVERLAPS)}")
+    if count == 0 or (not any(wire) and latency == 0):
+        return Timeline(forward + backward + update, np.inf)
+    share = np.full(count, 1 / count) if shares is None else np.asarray(shares) / sum(shares)
+    done = backward * np.cumsum(share)  # after backward's start
+    if overlap == "forward":
+        sent = _leave(done, wire, newest_first=first_layers_first) + latency
+        return Timeline(*_await(backward, sent[::-1], (update + forward) * share[::-1]))
+    ready = {"none": np.full(count, backward), "backward": done}.get(overlap, np.full(count, 0.0))
+    before = forward if overlap == "iteration" else 0.0  # messages that travel during forward too
+    sent = _leave(ready, wire) + latency
+    end, slack = _await(before + backward, sent, update * share)
+    return Timeline(end + forward - before, slack)
+
+
+def _leave(ready: np.ndarray, wire: Sequence[float], newest_first: bool = False) -> np.ndarray:
+    """When each bucket has left a wire that takes one at a time of those that are ready."""
+    occupied = np.asarray(wire, dtype=float)
+    if not newest_first:
+        return _in_turn(ready, occupied)
+    left = np.zeros(len(ready))
+    free, same = 0.0, 1e-12 * (ready[-1] + occupied.sum())  # times that only rounding parts
+    waiting: list[int] = []  # buckets become ready in order, so the newest is the last
+    following = 0
+    while following < len(ready) or waiting:
+        if not waiting:
+            free = max(free, ready[following])
+        while following < len(ready) and ready[following] <= free + same:
+            waiting.append(following)
+            following += 1
+        i = waiting.pop()
+        free = left[i] = free + occupied[i]
+    return left
+
+
+def _in_turn(ready: np.ndarray, takes: np.ndarray) -> np.ndarray:
+    """end_i = max(end_{i-1}, ready_i) + takes_i: the ends of jobs done one after the other."""
+    total = np.cumsum(takes)
+    return total + np.maximum.accumulate(ready - (total - takes))
+
+
+def _await(start: float, arrivals: np.ndarray, work: np.ndarray) -> tuple[float, float]:
+    """The end of awaiting the buckets in this order and working on each, and the slack."""
+    ends = _in_turn(np.maximum(arrivals, start), work)
+    before = np.concatenate([[start], ends[:-1]])
+    return float(ends[-1]), float(np.maximum(before - arrivals, 0).min())

@@ -1,0 +1,405 @@
+"""Before training: does momentum get along with this network and this lr, and what is its bias?
+
+Every method is a linear map of models and buffers, the same for every parameter: without gradients,
+and with those of a quadratic, g_i = h_i x_i. How fast it shrinks what is in it, or lets it grow,
+needs no training to be known.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from decentlam.algorithms import Algorithm, always_everyone, check_lr, make
+from decentlam.analysis.linear_map import LinearMap
+from decentlam.topology import Topology, resolve
+
+log = logging.getLogger(__name__)
+
+CHOICES = ("auto", "refuse", "ignore")
+Curvature = float | Sequence[float] | np.ndarray | Tensor
+_LARGEST = 600  # rows of a matrix whose eigenvalues are computed one and all
+_LONGEST = 4000  # steps of a period, or of a run, that are followed
+_RUNS = 20  # that are sampled where weights are random, for the confidence bound
+_SETTLE = 80  # first steps of a run that are not counted
+_BRIEF = 40  # steps of a run that tell stable from unstable
+_STUDENT = 2.093  # the 97.5 % quantile of Student's t with 19 degrees of freedom
+_RATES = (0.75, 0.5, 0.3, 0.2, 0.1)  # of lazy weights, tried in this order
+
+
+@dataclass(frozen=True)
+class Rate:
+    """By what one step multiplies the disagreement in the long run, with a 95 % bound."""
+
+    value: float
+    low: float
+    high: float
+    exact: bool
+
+    @property
+    def unstable(self) -> bool:
+        return self.low > 1 + 1e-9
+
+
+class Growth(float):
+    """What `growth` found; as a number it is the factor per step, and above 1 training diverges."""
+
+    low: float  # the factor's 95 % confidence bound; both are the factor where it is exact
+    high: float
+    exact: bool  # a spectral radius, rather than sampled
+    bias: float | None  # mean squared disagreement, over DSGD's on the same weights; None: grows
+    gain: float  # how far the node average moves in all, per lr and unit of gradient
+    delay: float  # after how many steps it does, on average
+    algorithm: Algorithm
+    topology: Topology
+
+    def __repr__(self) -> str:
+        bound = "" if self.exact else f" [{self.low:.4f}, {self.high:.4f}]"
+        bias = "none" if self.bias is None else f"{self.bias:.4g}"
+        return (
+            f"Growth({float(self):.4f}{bound}, bias={bias}, gain={self.gain:.4g}, "
+            f"delay={self.delay:.4g})"
+        )
+
+
+def growth(
+    algorithm: str | Algorithm,
+    topology: str | Topology,
+    momentum: float | None = None,
+    *,
+    lr: float | None = None,
+    curvature: Curvature | None = None,
+    num_nodes: int | None = None,
+    stable: str = "ignore",
+    seed: int = 0,
+    **hyper: Any,
+) -> Growth:
+    """The factor by which a step multiplies the disagreement between nodes, and what it leads to.
+
+    For static and periodic weights it is the spectral radius over one period; for random ones the
+    Lyapunov exponent of sampled runs, with its 95 % confidence bound. `bias` is the mean squared
+    disagreement in the limit of small lr, relative to DSGD's on the same weights.
+
+    With `lr` and `curvature` it is the factor of everything, the node average included, under the
+    gradients g_i = h_i x_i of a quadratic.
+
+    Args:
+        curvature: h of all nodes; or one h per node; or a pair (low, high), over which the nodes
+            are spread evenly in the logarithm, node 0 having `low`.
+        stable: "auto" asks about the form that the optimizers would choose.
+        seed: of the sampled starts, where weights are random.
+
+    >>> from decentlam.topology import bipartite_random_match, ring
+    >>> growth("decentlam", ring(8), momentum=0.9)
+    Growth(0.9487, bias=1, gain=10, delay=9)
+    >>> growth("decentlam", bipartite_random_match(8), momentum=0.9) > 1.04
+    True
+    >>> growth("decentlam", bipartite_random_match(8), momentum=0.9, stable="auto") < 0.96
+    True
+    >>> [growth("decentlam", ring(8), momentum=0.9, lr=lr, curvature=(0.01, 1)) > 1
+    ...  for lr in (1.0, 1.5)]
+    [False, True]
+    """
+    method, network = _asked(algorithm, topology, momentum, num_nodes, stable, hyper)
+    if (lr is None) != (curvature is None):
+        given, missing = ("lr", "curvature") if curvature is None else ("curvature", "lr")
+        raise ValueError(
+            f"{given} was given without {missing}; a gradient is h x and moves x by lr h x, so "
+            "pass both, or neither to ask about the network alone"
+        )
+    steps = None
+    if lr is not None and curvature is not None:
+        steps = check_lr(lr) * _per_node(curvature, network, method)
+    rate = growth_rate(method, network, seed, curvature=steps)
+    found = Growth(rate.value)
+    found.low, found.high, found.exact = rate.low, rate.high, rate.exact
+    found.algorithm, found.topology = method, network
+    found.bias = None if rate.value >= 1 else relative_bias(method, network, seed)
+    found.gain, found.delay = response(method)
+    return found
+
+
+def largest_step(
+    algorithm: str | Algorithm,
+    topology: str | Topology,
+    momentum: float | None = None,
+    *,
+    curvature: Curvature = 1.0,
+    num_nodes: int | None = None,
+    stable: str = "ignore",
+    seed: int = 0,
+    **hyper: Any,
+) -> float:
+    """The lr from which on `growth` with this curvature is above 1: of h = 1, the largest lr h.
+
+    0 where every lr diverges. The arguments are those of `growth`.
+
+    >>> from decentlam.topology import ring
+    >>> round(largest_step("pmsgd", ring(8), momentum=0.9), 4)  # 2 (1 + beta)
+    3.8
+    >>> round(largest_step("dmsgd", ring(8), momentum=0.9), 4)  # (1 - beta) (1 - w) / |w|, w = -1/3
+    0.4
+    """
+    method, network = _asked(algorithm, topology, momentum, num_nodes, stable, hyper)
+    h = _per_node(curvature, network, method)
+    if not h.any():
+        return math.inf
+    # The first of many lr that surely diverges, from far below the usual limits to beyond them,
+    # and the last before it that does not seem to; then again between the two, ever closer.
+    tried = np.geomspace(1e-4, 1, 24) * 8 / h.mean()
+    rates = _rates(method, network, h[:, None] * tried, seed, 100)
+    least = 1 + (1e-9 if rates[0].exact else 1e-3)  # what a sample of this length resolves
+    surely = next((i for i, rate in enumerate(rates) if rate.low > least), None)
+    if surely is None:
+        return math.inf
+    calm = [i for i, rate in enumerate(rates[:surely]) if rate.value <= least]
+    if not calm:
+        return 0.0
+    low, high = tried[calm[-1] : calm[-1] + 2]
+    while high - low > (1e-6 if rates[0].exact else 0.03) * high:
+        tried = np.linspace(low, high, 17)
+        rates = _rates(method, network, h[:, None] * tried[1:], seed, 100)
+        crossed = next((i for i, rate in enumerate(rates) if rate.value > least), len(rates) - 1)
+        low, high = tried[crossed : crossed + 2]
+    return float(low + high) / 2
+
+
+def growth_rate(
+    algorithm: Algorithm,
+    topology: Topology,
+    seed: int = 0,
+    batch_steps: int = 100,
+    curvature: np.ndarray | None = None,
+) -> Rate:
+    """The factor alone; `curvature` is lr h of each node, and random weights are followed in 20
+    runs of `batch_steps`."""
+    if curvature is None:
+        return _rate_of_network(algorithm, topology, seed, batch_steps)
+    return _rates(algorithm, topology, curvature[:, None], seed, batch_steps)[0]
+
+
+@lru_cache(maxsize=64)  # a bias asks for it, too
+def _rate_of_network(algorithm: Algorithm, topology: Topology, seed: int, batch_steps: int) -> Rate:
+    return _rates(algorithm, topology, None, seed, batch_steps)[0]
+
+
+def _rates(
+    algorithm: Algorithm,
+    topology: Topology,
+    curvature: np.ndarray | None,
+    seed: int,
+    batch_steps: int,
+) -> list[Rate]:
+    """One rate per column of `curvature`, (nodes, variants)."""
+    everyone = topology.num_nodes == 1 or always_everyone(algorithm)
+    if curvature is None and everyone:
+        return _exact(np.zeros(1))  # nodes that average exactly at every step never differ
+    if curvature is None:
+        return _rates_of_nodes(algorithm, topology, None, True, seed, batch_steps)
+    # What averages exactly sees the mean curvature. Where all nodes have the same one, and mixing
+    # keeps the average, average and disagreement do not meet.
+    apart = not everyone and bool(np.ptp(curvature, axis=0).any())
+    if apart or not topology.doubly_stochastic:
+        return _rates_of_nodes(algorithm, topology, curvature, False, seed, batch_steps)
+    average = LinearMap.average(algorithm, curvature.mean(0, keepdims=True))
+    found = _exact(average.radii(algorithm.period, seed, _LARGEST), algorithm.period)
+    if everyone:
+        return found
+    others = _rates_of_nodes(algorithm, topology, curvature, True, seed, batch_steps)
+    return [max(pair, key=lambda rate: rate.value) for pair in zip(found, others, strict=True)]
+
+
+def _rates_of_nodes(
+    algorithm: Algorithm,
+    topology: Topology,
+    curvature: np.ndarray | None,
+    center: bool,
+    seed: int,
+    batch_steps: int,
+) -> list[Rate]:
+    """Of the disagreement alone if `center`, else of everything that gradients can reach."""
+    period = _period(algorithm, topology)
+    if period is not None:
+        steps = LinearMap.of(algorithm, topology, curvature, center)
+        if steps.rows <= _LARGEST or curvature is None:
+            return _exact(steps.radii(period, seed, _LARGEST), period)
+        each = np.split(curvature, curvature.shape[1], axis=1)  # one variant at a time
+        maps = [LinearMap.of(algorithm, topology, one, center) for one in each]
+        return _exact(np.concatenate([m.radii(period, seed, _LARGEST) for m in maps]), period)
+    # Runs side by side whose counted steps are one after the other in the weights' run.
+    delay = response(algorithm)[1]  # much momentum takes long to settle, and swings slowly
+    settle = _whole(algorithm, max(_SETTLE, 3 * delay))
+    counted = _whole(algorithm, max(batch_steps, 4 * delay))
+    runs = LinearMap.side_by_side(
+        algorithm, topology, _RUNS, counted, algorithm.period, curvature, center
+    )
+    return [_sampled(logs) for logs in runs.log_growth(settle, counted, seed).T]
+
+
+def choose(
+    algorithm: Algorithm, topology: Topology, stable: str
+) -> tuple[Algorithm, Topology, str | None]:
+    """A method and weights that are stable together, and what to tell the user if they changed.
+
+    "auto" cures: by the method's steady form if it has one, else by lazy weights; "refuse" raises;
+    "ignore" leaves everything as it is.
+    """
+    if stable not in CHOICES:
+        raise ValueError(f"unknown stable={stable!r}; choose from {', '.join(CHOICES)}")
+    if stable == "ignore" or topology.num_nodes == 1 or not _feeds_back(algorithm, topology):
+        return algorithm, topology, None
+    rate = growth_rate(algorithm, topology, batch_steps=_BRIEF)
+    cured = _cure(algorithm, topology, rate, stable)
+    if cured == (algorithm, topology):
+        return algorithm, topology, None
+    problem = (
+        f"{algorithm!r} on {topology!r} multiplies the disagreement between nodes by "
+        f"{rate.value:.3f} at every step"
+    )
+    if cured is None or stable == "refuse":
+        method, network = cured or (algorithm, topology)
+        cures = [repr(method)] if method != algorithm else []
+        cures += [repr(network)] if network is not topology else []
+        raise ValueError(
+            f"{problem} and would diverge. Try {' on '.join(cures) or 'a smaller lr'}, a static "
+            "topology, less momentum, or DmSGD; stable='auto' cures what it can, stable='ignore' "
+            "runs it as it is."
+        )
+    method, network = cured
+    calmer = growth_rate(method, network, batch_steps=_BRIEF).value
+    return method, network, f"{problem}; {method!r} on {network!r} runs instead ({calmer:.3f})"
+
+
+def _cure(
+    algorithm: Algorithm, topology: Topology, rate: Rate, stable: str
+) -> tuple[Algorithm, Topology] | None:
+    """A stable pair: what was asked for, if it is; else the calmest form, on lazier weights if
+    need be. On weights that change "auto" prefers a calmer form to one that would do."""
+    if not rate.unstable and (stable == "refuse" or topology.static):
+        return algorithm, topology
+    forms = algorithm.steady()
+    rates = {form: growth_rate(form, topology, batch_steps=_BRIEF) for form in forms}
+    calmest = min(forms, key=lambda form: rates[form].value, default=algorithm)
+    if not rate.unstable and (not forms or rate.value <= rates[calmest].value):
+        return algorithm, topology
+    for network in (topology, *(topology.lazy(rate) for rate in _RATES)):
+        if growth_rate(calmest, network, batch_steps=_BRIEF).high < 1:
+            return calmest, network
+    return None
+
+
+def relative_bias(algorithm: Algorithm, topology: Topology, seed: int = 0) -> float:
+    """Mean squared disagreement under constant gradients that differ by node, over DSGD's."""
+    if topology.num_nodes == 1 or always_everyone(algorithm):
+        return 0.0
+    ours, theirs = (_disagreement(a, topology, seed) for a in (algorithm, make("dsgd")))
+    ratio = ours / theirs if theirs else 0.0
+    return ratio if ratio > 1e-12 else 0.0  # the rest is rounding
+
+
+@cache
+def response(algorithm: Algorithm) -> tuple[float, float]:
+    """(gain, delay) of the node average to a gradient of one step: lr moves it lr * gain."""
+    moved = LinearMap.average(algorithm).impulse(_LONGEST)
+    gain = float(moved.sum())
+    return gain, float((moved * np.arange(len(moved))).sum()) / gain
+
+
+@lru_cache(maxsize=64)  # DSGD's is asked for with every method's
+def _disagreement(algorithm: Algorithm, topology: Topology, seed: int) -> float:
+    period = _period(algorithm, topology)
+    steps = LinearMap.of(algorithm, topology)
+    if period is not None and steps.rows <= _LARGEST:
+        return steps.mean_square_cycle(period)
+    # Until 1e-8 is left of how it began; and all methods on the weights of the same steps.
+    rate = min(growth_rate(algorithm, topology, seed).value, 0.98)
+    settle = math.ceil(math.log(1e-8) / math.log(max(rate, 0.5)))
+    settle, counted = _whole(algorithm, settle), _whole(algorithm, 100)
+    runs = LinearMap.side_by_side(algorithm, topology, _RUNS, counted, _LONGEST - settle)
+    return runs.mean_square_run(settle, counted, seed)
+
+
+def _feeds_back(algorithm: Algorithm, topology: Topology) -> bool:
+    """Whether disagreement reaches the momentum. Where it does not, mixing only shrinks it."""
+    return LinearMap(algorithm, topology, center=True).feeds_back()
+
+
+def _exact(radii: np.ndarray, period: int = 1) -> list[Rate]:
+    return [Rate(value, value, value, True) for value in (radii ** (1 / period)).tolist()]
+
+
+def _sampled(logs: np.ndarray) -> Rate:
+    """From the logarithms of the growth in several runs."""
+    if not np.isfinite(logs).all():  # averaged exactly on the way
+        return Rate(0.0, 0.0, 0.0, False)
+    spread = _STUDENT * logs.std(ddof=1) / math.sqrt(len(logs))
+    low, middle, high = np.exp(logs.mean() + spread * np.array([-1, 0, 1])).tolist()
+    return Rate(middle, low, high, False)
+
+
+def _whole(algorithm: Algorithm, steps: float) -> int:
+    """So many steps, or as many more as the method takes to repeat, if that can be followed."""
+    period = algorithm.period if algorithm.period <= _LONGEST else 1
+    return period * math.ceil(steps / period)
+
+
+def _asked(
+    algorithm: str | Algorithm,
+    topology: str | Topology,
+    momentum: float | None,
+    num_nodes: int | None,
+    stable: str,
+    hyper: dict[str, Any],
+) -> tuple[Algorithm, Topology]:
+    """The method and the network that would run."""
+    network = resolve(topology, num_nodes)
+    return choose(make(algorithm, momentum, **hyper), network, stable)[:2]
+
+
+def _per_node(curvature: Curvature, topology: Topology, algorithm: Algorithm) -> np.ndarray:
+    """h of each node, (n,)."""
+    if algorithm.layerwise:
+        raise ValueError(
+            f"{algorithm!r} scales each layer by its norm and is no linear map of its gradients, "
+            "so curvature does not tell its growth; try lars=False"
+        )
+    n = topology.num_nodes
+    try:
+        h = np.atleast_1d(np.asarray(curvature, dtype=np.float64))
+    except (TypeError, ValueError):
+        h = np.full(1, np.nan)
+    if h.ndim != 1 or not np.isfinite(h).all() or not (h >= 0).all():
+        raise ValueError(
+            f"curvature must be finite and 0 or more, got {curvature!r}; give one number, a pair "
+            "(low, high), or one per node"
+        )
+    if len(h) == 1:
+        return np.full(n, h[0])
+    if len(h) == 2 != n:
+        if not 0 < h[0] <= h[1]:
+            raise ValueError(
+                f"a range of curvature is (low, high) with 0 < low <= high, got {curvature!r}; "
+                "give one per node to have some of 0"
+            )
+        return np.geomspace(h[0], h[1], n)
+    if len(h) != n:
+        raise ValueError(
+            f"{topology!r} has {n} nodes, but curvature has {len(h)} entries; give one number, a "
+            "pair (low, high), or one per node"
+        )
+    return h
+
+
+def _period(algorithm: Algorithm, topology: Topology) -> int | None:
+    """After how many steps method and weights repeat; None: never, or too far off to follow."""
+    if topology.period is None:
+        return None
+    both = math.lcm(topology.period, algorithm.period)
+    return both if both <= _LONGEST else None

@@ -1,0 +1,32 @@
+"""`python -m decentlam.launch.store`: the store of an elastic run, on a host that outlives it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from decentlam.launch.local import open_store
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m decentlam.launch.store", description=__doc__)
+    parser.add_argument("--host", required=True, help="this machine's address, as others reach it")
+    parser.add_argument("--port", type=int, default=29500, help="0 is a free one")
+    options = parser.parse_args(arguments)
+    try:
+        store = open_store(options.host, options.port)
+    except (OSError, OverflowError) as error:
+        parser.error(f"cannot listen at {options.host}:{options.port}: {error}")
+    place = f"MASTER_ADDR={options.host} MASTER_PORT={store.port}"
+    print(f"{place} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
+    print("start the processes with these; when this one ends, so does the run", file=sys.stderr)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

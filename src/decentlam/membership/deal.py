@@ -1,0 +1,83 @@
+"""Samples dealt to the members of a run whose number changes: nobody's share is lost with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from decentlam.membership.generations import Change
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands at its next step."""
+
+    step: int
+    node: int
+    history: tuple[Change, ...]  # of the members up to this step
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Batches from one endless stream of permutations, a pure function of the place.
+
+    In each step every node takes the next batch of the stream. When nodes are lost, the batches
+    they had not come to are taken by those who are left, before the stream goes on; only the batch
+    a node was lost with is not seen again in that pass.
+
+    >>> deal = Deal(samples=8, batch=2, seed=0)
+    >>> everyone = [deal.indices(Place(0, node, (Change(0, 4),))) for node in range(4)]
+    >>> sorted(torch.cat(everyone).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+
+    samples: int
+    batch: int
+    seed: int = 0
+
+    def indices(self, place: Place) -> Tensor:
+        """The samples that a node takes at a step, (batch,) int64."""
+        return self.batch_at(self.position(place))
+
+    def batch_at(self, first: int) -> Tensor:
+        """The batch that begins at this position of the stream."""
+        positions = torch.arange(first, first + self.batch)
+        passes = positions // self.samples
+        parts = [
+            _permutation(self.samples, self.seed, number)[
+                positions[passes == number] % self.samples
+            ]
+            for number in passes.unique().tolist()
+        ]
+        return torch.cat(parts)
+
+    def position(self, place: Place) -> int:
+        """Where in the stream that batch begins."""
+        base, owed = 0, list[int]()
+        for before, change in zip(place.history, place.history[1:], strict=False):
+            if change.step > place.step:
+                break
+            taken = (change.step - before.step) * before.size
+            lost = [
+                self._begin(base, owed, (step - before.step) * before.size + node)
+                for step in range(max(change.since, before.step), change.step)
+                for node in change.lost
+            ]
+            base += max(0, taken - len(owed)) * self.batch
+            owed = owed[taken:] + lost
+        latest = [change for change in place.history if change.step <= place.step][-1]
+        return self._begin(base, owed, (place.step - latest.step) * latest.size + place.node)
+
+    def _begin(self, base: int, owed: Sequence[int], turn: int) -> int:
+        return owed[turn] if turn < len(owed) else base + (turn - len(owed)) * self.batch
+
+
+@lru_cache(maxsize=2)  # a batch may end in the next pass
+def _permutation(samples: int, seed: int, number: int) -> Tensor:
+    """The order of the samples in one pass; of a large data set it takes long to draw."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+    return torch.randperm(samples, generator=generator)

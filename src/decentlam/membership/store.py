@@ -1,0 +1,82 @@
+"""Requests to the store that cannot hang: one thread makes them, and whoever asks has a limit.
+
+A TCPStore whose process is stopped, or behind a link that is down, never answers; its own timeout
+does not help there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from decentlam.errors import ExchangeError
+
+T = TypeVar("T")
+Request = tuple[Callable[[Any], Any], "Future[Any]"]
+
+
+class StoreGoneError(ExchangeError):
+    """The process of the store has ended, or closed the connection."""
+
+
+def within(seconds: float, work: Callable[[], T], who: str) -> T:
+    """What work() returns, or an error after this many seconds; a thread is then left behind."""
+    future: Future[T] = Future()
+    threading.Thread(target=_answer, args=(work, future), daemon=True).start()
+    return _result(future, seconds, who)
+
+
+class StoreCalls:
+    """A connection of its own to the store, used by a thread of its own."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        threading.Thread(
+            target=_serve, args=(store.clone(), self._requests), name="decentlam store", daemon=True
+        ).start()
+
+    def call(self, request: Callable[[Any], T], seconds: float) -> T:
+        """What request(store) returns, or an error after this many seconds."""
+        future: Future[T] = Future()
+        self._requests.put((request, future))
+        try:
+            return _result(future, seconds, "the rendezvous store")
+        except ExchangeError:
+            raise
+        except RuntimeError as error:
+            text = (str(error).splitlines() or [repr(error)])[0]
+            raise StoreGoneError(f"the rendezvous store is gone: {text}") from error
+
+    def close(self) -> None:
+        self._requests.put(None)
+
+
+def _serve(store: dist.Store, requests: SimpleQueue[Request | None]) -> None:
+    while (item := requests.get()) is not None:
+        request, future = item
+        _answer(partial(request, store), future)
+
+
+def _answer(work: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _result(future: Future[T], seconds: float, who: str) -> T:
+    try:
+        return future.result(seconds)
+    except TimeoutError as error:
+        if future.done():
+            raise  # of the work itself
+        raise ExchangeError(
+            f"{who} did not answer within {seconds:g} s: its process is gone or stopped, or the "
+            "link is down"
+        ) from error

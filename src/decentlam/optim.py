@@ -1,0 +1,415 @@
+"""One optimizer class per method of the paper: `DecentLaM(model.parameters(), lr=0.4, ...)`.
+
+Every class is a torch.optim.Optimizer. Besides its own arguments it takes the keywords of
+`decentlam.options.OptimizerOptions`, such as topology, overlap and weight_decay. One process alone
+runs momentum SGD, whatever the method.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from torch.optim.optimizer import ParamsT
+
+from decentlam import algorithms
+from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.options import OptimizerOptions
+
+
+class DecentLaM(DecentralizedOptimizer):
+    """DecentLaM: large-batch momentum without the bias that momentum adds to decentralized SGD.
+
+        v+ = beta v + x - W (x - lr g);    x+ = x - v+
+
+    This is Algorithm 2 of the paper with v = lr m, so that nothing is divided by lr.
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        options: See `OptimizerOptions`. `stable` is "auto" here: where the weights change with the
+            step, Algorithm 2 would diverge, and `SteadyDecentLaM` runs instead.
+
+    When not: at learning rates near the edge of stability on weights with negative eigenvalues;
+    `decentlam.growth` with `lr` and `curvature` knows before training. Where all nodes see the same
+    distribution of data, DmSGD does as well.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.DecentLaM(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
+    >>> model(torch.ones(2, 3)).sum().backward()
+    >>> opt.step()
+
+    Reference: Yuan et al., DecentLaM: Decentralized Momentum SGD for Large-batch Deep Training,
+    ICCV 2021.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        options.setdefault("stable", "auto")
+        super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
+
+
+class SteadyDecentLaM(DecentralizedOptimizer):
+    """DecentLaM for weights that change with the step: its momentum sees what mixing does through a
+    filter.
+
+        z = x - lr g - beta v;    x+ = W z;    s+ = mu s + (1 - mu) (z - x+)
+        v+ = beta v + lr g + c (z - x+) + (1 - c) s+
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        mu: How slowly the filter follows; by default as docs/stability.md derives it.
+        share: c, what passes the filter at once; by default 2 (1 - beta), at most a half.
+        options: See `OptimizerOptions`. `stable` is "auto" here: on networks so large that they mix
+            slowly, half the share runs instead.
+
+    When not: on static weights, where `DecentLaM` reaches a better model at the same cost.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.SteadyDecentLaM(model.parameters(), lr=0.1, topology="one-peer-exponential")
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        mu: float | None = None,
+        share: float | None = None,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        options.setdefault("stable", "auto")
+        algorithm = algorithms.SteadyDecentLaM(momentum, nesterov, mu, share)
+        super().__init__(params, algorithm, lr, **options)
+
+
+class PmSGD(DecentralizedOptimizer):
+    """Parallel momentum SGD: the exact average of all gradients, as DDP with torch.optim.SGD.
+
+        m+ = beta m + mean(g);    x+ = x - lr m+
+
+    With `lars=True` each layer's gradient is scaled by trust |x| / (|mean(g)| + weight_decay |x|):
+    PmSGD+LARS.
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        lars: Layer-wise rates.
+        trust: LARS's coefficient.
+        options: See `OptimizerOptions`; the topology is not used.
+
+    When not: where the network is slow. It is the baseline that the other methods are compared to.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.PmSGD(model.parameters(), lr=0.1, momentum=0.9, lars=True)
+
+    Reference for LARS: You, Gitman, Ginsburg, Large batch training of convolutional networks, 2017.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        lars: bool = False,
+        trust: float = 0.001,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(params, algorithms.PmSGD(momentum, nesterov, lars, trust), lr, **options)
+
+
+class DSGD(DecentralizedOptimizer):
+    """Decentralized SGD: a gradient step, then the average with the neighbors.
+
+        x+ = W (x - lr g)
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        options: See `OptimizerOptions`.
+
+    When not: for deep networks, which need momentum to train in few steps.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.DSGD(model.parameters(), lr=0.1, topology="ring")
+
+    Reference: Lian et al., Can decentralized algorithms outperform centralized algorithms?, 2017.
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-3, **options: Unpack[OptimizerOptions]
+    ) -> None:
+        super().__init__(params, algorithms.DSGD(), lr, **options)
+
+
+class DmSGD(DecentralizedOptimizer):
+    """Decentralized momentum SGD: a momentum step, then the average. Algorithm 1 of the paper.
+
+        m+ = beta m + g;    x+ = W (x - lr m+)
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        options: See `OptimizerOptions`.
+
+    When not: where nodes hold different kinds of data, or batches and learning rates are large. Its
+    bias grows with 1 / (1 - beta)^2; `DecentLaM` has the same cost without that.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.DmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(params, algorithms.DmSGD(momentum, nesterov), lr, **options)
+
+
+class DADmSGD(DecentralizedOptimizer):
+    """DmSGD that averages the momentum too: doubly averaged.
+
+        h = beta m + g;    x+ = W (x - lr h);    m+ = W h
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        options: See `OptimizerOptions`.
+
+    When not: where bytes count. A message has two payloads, so it sends twice as much.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.DADmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
+
+    Reference: Yu, Jin, Yang, On the linear speedup analysis of communication efficient momentum SGD
+    for distributed non-convex optimization, 2019.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(params, algorithms.DADmSGD(momentum, nesterov), lr, **options)
+
+
+class AWCDmSGD(DecentralizedOptimizer):
+    """DmSGD that averages the model while the gradient is computed: average with computation.
+
+        m+ = beta m + g;    x+ = W x - lr m+
+
+    The message needs no gradient, so that it travels during the whole forward and backward.
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        heavy_ball: The form x+ = W x - lr g + beta (x - x-) of Balu et al.
+        options: See `OptimizerOptions`.
+
+    When not: where accuracy at large batches counts. Its bias is the largest of all methods here.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.AWCDmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
+
+    Reference: Balu et al., Decentralized deep learning using momentum-accelerated consensus, 2020.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        heavy_ball: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        algorithm = algorithms.AWCDmSGD(momentum, nesterov, heavy_ball)
+        super().__init__(params, algorithm, lr, **options)
+
+
+class SlowMo(DecentralizedOptimizer):
+    """tau steps of DmSGD, or of local SGD, then an exact average a and a step of slow momentum.
+
+        u+ = slow_beta u + (x0 - a) / lr;    x = x0 - alpha lr u+
+
+    x0 is the model at the beginning of the tau steps.
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta of the steps in between.
+        nesterov: Nesterov's momentum in between.
+        tau: Steps from one exact average to the next.
+        slow_beta: The slow momentum.
+        alpha: The slow learning rate.
+        base: "dmsgd", or "local", which does not communicate in between.
+        inner_momentum: What happens to m at the exact average: "keep", "reset" or "average".
+        options: See `OptimizerOptions`.
+
+    When not: where an all-reduce now and then is as dear as waiting for the slowest node.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.SlowMo(model.parameters(), lr=0.1, tau=12, base="local")
+
+    Reference: Wang et al., SlowMo: Improving communication-efficient distributed SGD with slow
+    momentum, 2020.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        tau: int = 48,
+        slow_beta: float = 0.5,
+        alpha: float = 1.0,
+        base: Literal["dmsgd", "local"] = "dmsgd",
+        inner_momentum: Literal["keep", "reset", "average"] = "keep",
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        algorithm = algorithms.SlowMo(
+            momentum, nesterov, tau, slow_beta, alpha, base, inner_momentum
+        )
+        super().__init__(params, algorithm, lr, **options)
+
+
+class QGDmSGD(DecentralizedOptimizer):
+    """DmSGD whose momentum follows the model's own displacement: quasi-global momentum.
+
+        x+ = W (x - lr (beta q + g));    q+ = mu q + (1 - mu) (x - x+) / lr
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        mu: How slowly q follows; beta if left out.
+        options: See `OptimizerOptions`.
+
+    When not: where steps count. With mu = beta it moves as far as SGD without momentum does, so it
+    needs a larger learning rate.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.QGDmSGD(model.parameters(), lr=0.1, momentum=0.9, mu=0.5)
+
+    Reference: Lin et al., Quasi-global momentum: Accelerating decentralized deep learning on
+    heterogeneous data, 2021.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        mu: float | None = None,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(params, algorithms.QGDmSGD(momentum, nesterov, mu), lr, **options)
+
+
+class D2DmSGD(DecentralizedOptimizer):
+    """Exact diffusion with momentum: no inconsistency bias at all.
+
+        m+ = beta m + g;    p+ = x - lr m+;    x+ = (I + W)/2 (p+ + x - p)
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        options: See `OptimizerOptions`; `topology` is "symmetric-exponential" here, which is fixed.
+
+    When not: on weights that change with the step, for which it is not made, and where gradients
+    are noisy, whose noise its correction adds up.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.D2DmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="mesh")
+
+    Reference: Yuan, Alghunaim, Ying, Sayed, On the influence of bias-correction on distributed
+    stochastic optimization, 2020.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        options.setdefault("topology", "symmetric-exponential")
+        super().__init__(params, algorithms.D2DmSGD(momentum, nesterov), lr, **options)
+
+
+class GTDmSGD(DecentralizedOptimizer):
+    """DmSGD along a gradient that the nodes track together: no inconsistency bias.
+
+        y = c + g - g-;    m+ = beta m + y;    x+ = W (x - lr m+);    c+ = W y
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        options: See `OptimizerOptions`; `topology` is "symmetric-exponential" here, which is fixed.
+
+    When not: at large learning rates or high momentum, where the loop through y diverges; see
+    docs/stability.md. A message has two payloads, so it sends twice as much.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.GTDmSGD(model.parameters(), lr=0.01, momentum=0.8, topology="ring")
+
+    Reference: Xu, Zhu, Soh, Xie, Augmented distributed gradient methods for multi-agent
+    optimization under uncoordinated constant stepsizes, 2015.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        options.setdefault("topology", "symmetric-exponential")
+        super().__init__(params, algorithms.GTDmSGD(momentum, nesterov), lr, **options)

@@ -1,0 +1,86 @@
+"""Before training, all nodes check that they mean the same run; whoever differs is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decentlam.algorithms import Algorithm
+from decentlam.exchange.network import Network
+from decentlam.options import Options
+from decentlam.topology import Topology
+
+
+def facts_of(
+    method: Algorithm, options: Options, groups: Sequence[Mapping[str, Any]], tag: int
+) -> dict[str, object]:
+    """What every process must have alike, named so that a difference explains itself."""
+    facts: dict[str, object] = {
+        "decentlam version": f"{sys.modules['decentlam'].__version__}, code {_code_of_decentlam()}",
+        "torch version": torch.__version__,
+        "algorithm": repr(method),
+        "code of the algorithm": _code_of(type(method)),
+    }
+    facts |= {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    if isinstance(options.topology, Topology):
+        facts["topology"] = f"{options.topology!r} {options.topology.fingerprint()}"
+    facts["number of parameters"] = sum(len(group["params"]) for group in groups)
+    for i, group in enumerate(groups):
+        names = group.get("param_names") or [""] * len(group["params"])
+        for k, (name, p) in enumerate(zip(names, group["params"], strict=True)):
+            frozen = "" if p.requires_grad else " frozen"
+            described = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
+            facts[f"parameter {k} of group {i}"] = described.strip()
+        for name, value in group.items():
+            if name not in ("params", "param_names"):
+                facts[f"{name} of group {i}"] = value
+    facts["first message tag (other optimizers were built before)"] = tag
+    return facts
+
+
+@cache
+def _code_of_decentlam() -> str:
+    """Differs where one host has other files of the same version, as a checkout has."""
+    root = Path(__file__).parents[1]
+    files = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
+    return _digest("".join(f"{name}\n{(root / name).read_text()}" for name in files))
+
+
+def _code_of(kind: type) -> str:
+    try:
+        return _digest(inspect.getsource(kind))
+    except (OSError, TypeError):  # typed at a prompt
+        return "unknown"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def check_agreement(network: Network, facts: Mapping[str, object]) -> None:
+    """Raises the same error on every process if one's facts differ from process 0's."""
+    if network.group is None:
+        return
+    everyone = network.gather({key: repr(value) for key, value in facts.items()})
+    reference = everyone[0]
+    differences = [
+        f"process {rank} has {key} = {theirs.get(key)}, process 0 has {reference.get(key)}"
+        for rank, theirs in enumerate(everyone)
+        for key in {**reference, **theirs}
+        if theirs.get(key) != reference.get(key)
+    ]
+    if differences:
+        shown = differences[:5] + ([f"and {len(differences) - 5} more"] if differences[5:] else [])
+        raise ValueError(
+            "the nodes do not agree on the run: "
+            + "; ".join(shown)
+            + ". Give every process the same model, method, hyper-parameters and topology."
+        )

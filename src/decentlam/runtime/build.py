@@ -1,0 +1,356 @@
+"""From options to a runtime: agree with the others, connect, lay out buckets, pick exchanges."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentlam.algorithms import (
+    Algorithm,
+    Reach,
+    always_everyone,
+    check_compatible,
+    check_period,
+    most_payloads,
+    reaches,
+)
+from decentlam.analysis.cost.automatic import automatic
+from decentlam.analysis.stability import choose
+from decentlam.exchange.allreduce import AllReduce
+from decentlam.exchange.base import Exchange
+from decentlam.exchange.codecs import CODECS
+from decentlam.exchange.differences import Differences, check_differences
+from decentlam.exchange.neighbors import GlooWire, NcclWire, Neighbors, Wire
+from decentlam.exchange.network import Network, connect
+from decentlam.exchange.none import NoExchange
+from decentlam.exchange.patience import Patience, check_patience
+from decentlam.exchange.rounded import ROUNDED, Rounded
+from decentlam.exchange.shared_buffers import map_buffers, on_one_machine
+from decentlam.exchange.shared_memory import SharedMemory
+from decentlam.launch.group import init_if_launched
+from decentlam.membership import watch
+from decentlam.options import Options, Overlap, usual_bucket_bytes
+from decentlam.runtime.agreement import check_agreement, facts_of
+from decentlam.runtime.bucket import build_buckets
+from decentlam.runtime.elastic import check_same_run, membership
+from decentlam.runtime.forward import Forward, PriorityWire
+from decentlam.runtime.groups import ParamGroup, named_parameters, prepare
+from decentlam.runtime.overlap import OverlapChoice
+from decentlam.runtime.round import Round
+from decentlam.runtime.runtime import Runtime
+from decentlam.runtime.statistics import StepStatistics
+from decentlam.topology import Topology, resolve
+
+log = logging.getLogger(__name__)
+
+_tags = itertools.count(1)  # keeps optimizers apart, and from the script's own messages (tag 0)
+_TAGS_EACH = 1 << 14
+
+State = Mapping[Tensor, Mapping[str, Any]]
+
+
+def next_tag() -> int:
+    """The first tag of the messages of a new optimizer."""
+    return next(_tags) * _TAGS_EACH
+
+
+def join(
+    groups: Sequence[ParamGroup],
+    method: Algorithm,
+    options: Options,
+    tag: int,
+    process_group: dist.ProcessGroup | None,
+    buffers: Sequence[Tensor],
+) -> Network:
+    """The network of a new optimizer, after all processes have agreed on what they mean to run:
+    where groups are formed and tensors are sent, a difference would be a hang."""
+    device = check_parameters(groups)
+    check_period(method)
+    init_if_launched(device, options.elastic)
+    prepare(groups)
+    plain = connect(process_group, device=device)
+    watch.use_limit(options.heartbeat_seconds)
+    facts = facts_of(method, options, groups, tag)
+    facts["buffers"] = [f"{tuple(buffer.shape)} {buffer.dtype}" for buffer in buffers]
+    if options.elastic:
+        check_elastic(plain, process_group)
+        check_same_run(membership(), facts)
+        if membership().joins:  # the others agreed long ago
+            return plain
+    check_agreement(plain, facts)
+    # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
+    per_node = 1 if always_everyone(method) else options.processes_per_node
+    if method.layerwise and per_node > 1:
+        raise ValueError(
+            f"{method!r} works on whole layers, but with processes_per_node={per_node} a process "
+            "has only parts of them; use processes_per_node=1"
+        )
+    return connect(process_group, per_node, Reach.EVERYONE in reaches(method), device)
+
+
+def check_elastic(network: Network, process_group: dist.ProcessGroup | None) -> None:
+    if process_group is not None:
+        raise ValueError("elastic=True is for all processes; leave process_group out")
+    if network.is_nccl:
+        raise ValueError("elastic=True needs the gloo backend")
+    if membership().has_optimizer:
+        raise ValueError(
+            "this process has an optimizer with elastic=True already, and a run has one: a second "
+            "would stay in the process group of members that are gone. Give all parameters to one "
+            "optimizer, as param groups, or delete the first"
+        )
+
+
+def check_parameters(groups: Sequence[ParamGroup]) -> torch.device:
+    """Where the parameters are; refuses those that cannot be averaged."""
+    params = list(named_parameters(groups))
+    if not params:
+        raise ValueError("there is no parameter to train; pass model.parameters()")
+    for name, p in params:
+        if p.is_complex():
+            raise ValueError(
+                f"{name} is complex ({p.dtype}), which the methods are not made for; "
+                "keep its real and imaginary parts as two parameters (torch.view_as_real)"
+            )
+    return params[0][1].device
+
+
+def build(
+    groups: list[ParamGroup],
+    state: State,
+    method: Algorithm,
+    options: Options,
+    network: Network,
+    tag: int,
+    *,
+    shares: bool,
+    statistics: StepStatistics,
+    notify: Callable[[], None] | None = None,
+) -> Runtime:
+    """The runtime of these param groups on a network; what `state` holds already is kept.
+
+    `shares`: all processes call this together, and can read each other's memory.
+    """
+    topology: str | Topology = options.topology
+    bucket_bytes = options.bucket_bytes or default_bucket_bytes(groups, network, shares)
+    if topology == "auto":
+        topology = _choose_topology(groups, method, options, network, shares, bucket_bytes)
+    algorithm, topology = stable_form(method, resolve(topology, network.num_nodes), options)
+    if options.message_dtype is not None:
+        _check_message_dtype(method, options.message_dtype, network, topology)
+    if options.patience_seconds is not None and network.num_nodes > 1:
+        check_patience(algorithm, network, topology)
+    if network.num_nodes == 1:
+        algorithm = method.alone()
+    timeout = timedelta(seconds=options.wait_seconds)
+    parts = network.processes_per_node
+    buckets = build_buckets(groups, bucket_bytes, parts, gather=algorithm.layerwise)
+    rounds = []
+    for number, bucket in enumerate(buckets):
+        its_algorithm = algorithm.with_hyper(groups[bucket.group])
+        round = Round(number, bucket, its_algorithm, network, timeout)
+        round.load_state({p: dict(state.get(p, {})) for p in bucket.params})
+        rounds.append(round)
+    overlap = usual_overlap(algorithm, options, network)
+    exchanges, buffers = _exchanges(
+        algorithm, network, topology, rounds, options, tag, shares, overlap
+    )
+    return Runtime(
+        groups,
+        algorithm,
+        network,
+        topology,
+        exchanges,
+        buffers,
+        rounds,
+        options,
+        OverlapChoice(overlap),
+        statistics,
+        Forward() if overlap == "forward" else None,
+        notify if network.group is not None else None,
+    )
+
+
+def stable_form(
+    method: Algorithm, topology: Topology, options: Options
+) -> tuple[Algorithm, Topology]:
+    """What will run: the method, or a form of it that is stable on these weights."""
+    check_compatible(method, topology)
+    algorithm, topology, note = choose(method, topology, options.stable)
+    if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
+        log.warning("%s", note)
+    return algorithm, topology
+
+
+def can_share(
+    groups: Sequence[ParamGroup], method: Algorithm, options: Options, network: Network
+) -> bool:
+    """Whether neighbors can read each other's messages in memory; asked of all together.
+
+    Messages that leave before their gradient may be recalled, and are sent.
+    """
+    alike = (
+        options.shared_memory
+        and options.message_dtype is None
+        and options.patience_seconds is None
+        and network.num_nodes > 1
+        and not network.is_nccl
+        and not always_everyone(method)
+        and method.needs_gradient
+    )
+    on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
+    return alike and on_one_machine(network, on_cpu)
+
+
+def default_bucket_bytes(groups: Sequence[ParamGroup], network: Network, shares: bool) -> int:
+    """In nodes of several processes the saved state follows the buckets, wherever it is loaded."""
+    one_machine = shares and network.processes_per_node == 1
+    return usual_bucket_bytes(_trained_bytes(groups), one_machine)
+
+
+def usual_overlap(algorithm: Algorithm, options: Options, network: Network) -> Overlap:
+    """The user's overlap, as far as it can be had here."""
+    overlap = options.overlap
+    assert isinstance(overlap, str)
+    if network.num_nodes == 1 or options.whole_gradient:
+        return "none"
+    if overlap == "auto" and (network.is_nccl or not algorithm.needs_gradient):
+        return "backward"
+    if overlap == "auto" and network.processes_per_node > 1:
+        return "none"
+    # Not forward if the message needs no gradient: the next one leaves at once, with the new x. Nor
+    # in a node of several processes: they gather together, but look at parameters one by one.
+    if overlap == "forward" and (not algorithm.needs_gradient or network.processes_per_node > 1):
+        return "backward"
+    return overlap
+
+
+@torch.no_grad()
+def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int = 0) -> None:
+    """Gives all processes the parameters of process 0, from this group on."""
+    group = runtime.network.group
+    if group is None:
+        return
+    source = dist.get_global_rank(group, 0)
+    flat = [bucket.x for bucket in runtime.buckets if bucket.group >= first_group]
+    frozen = [p.data for g in groups[first_group:] for p in g["params"] if not p.requires_grad]
+    with runtime.network.errors():
+        for x in [*flat, *frozen]:
+            dist.broadcast(x, source, group=group)
+    for round in runtime.rounds:
+        if round.bucket.group >= first_group:
+            round.load_state({})  # a state that begins at x begins at this one
+
+
+def _exchanges(
+    algorithm: Algorithm,
+    network: Network,
+    topology: Topology,
+    rounds: Sequence[Round],
+    options: Options,
+    tag: int,
+    shares: bool,
+    overlap: Overlap,
+) -> tuple[dict[Reach, Exchange], list[Tensor]]:
+    """How each kind of step mixes, and the message buffers; together with all processes."""
+    if network.num_nodes == 1:
+        return dict.fromkeys(Reach, NoExchange()), []
+    timeout = timedelta(seconds=options.wait_seconds)
+    reached = reaches(algorithm)
+    exchanges: dict[Reach, Exchange] = {Reach.NOBODY: NoExchange()}
+    if shares and Reach.NEIGHBORS in reached and rounds:
+        rows = most_payloads(algorithm, Reach.NEIGHBORS)
+        likes = [round.x.new_empty((rows, len(round.x))) for round in rounds]
+        shared = map_buffers(network, likes)
+        if shared is not None:
+            exchanges[Reach.NEIGHBORS] = SharedMemory(network, topology, shared, timeout)
+        else:
+            log.info("no memory to share; messages are sent through the process group")
+    missing = reached - set(exchanges)
+    rows = max((most_payloads(algorithm, reach) for reach in missing), default=0)
+    buffers = [round.x.new_empty((rows, len(round.x))) for round in rounds if rows]
+    if Reach.EVERYONE in missing:
+        exchanges[Reach.EVERYONE] = AllReduce(network, buffers, timeout)
+    if Reach.NEIGHBORS in missing and options.patience_seconds is not None:
+        exchanges[Reach.NEIGHBORS] = Patience(
+            network, topology, buffers, timeout, tag, options.patience_seconds
+        )
+    elif Reach.NEIGHBORS in missing:
+        wire = _wire(network, tag, timeout, overlap)
+        neighbors = Neighbors(network, topology, buffers, timeout, wire)
+        exchanges[Reach.NEIGHBORS] = _encoded(neighbors, options.message_dtype)
+    return exchanges, buffers
+
+
+def _encoded(neighbors: Neighbors, dtype: torch.dtype | None) -> Exchange:
+    if dtype is None:
+        return neighbors
+    if dtype in ROUNDED:
+        return Rounded(neighbors, dtype)
+    return Differences(neighbors, CODECS[dtype])
+
+
+def _wire(network: Network, tag: int, timeout: timedelta, overlap: Overlap) -> Wire:
+    if network.is_nccl:
+        return NcclWire(network)
+    return PriorityWire(network, tag, timeout) if overlap == "forward" else GlooWire(network, tag)
+
+
+def _choose_topology(
+    groups: Sequence[ParamGroup],
+    method: Algorithm,
+    options: Options,
+    network: Network,
+    shares: bool,
+    bucket_bytes: int,
+) -> str:
+    """Measures the links; on every process together."""
+    if network.num_nodes == 1 or always_everyone(method):
+        return "ring"  # nobody mixes on it
+    assert isinstance(options.overlap, str)
+    rounded = options.message_dtype
+    name, reason = automatic(
+        network,
+        method,
+        _trained_bytes(groups, rounded),
+        overlap=options.overlap,
+        bucket_bytes=bucket_bytes,
+        stable=options.stable,
+        timeout_seconds=options.timeout_seconds,
+        device=network.control_device,
+        shared_memory=shares,
+        symmetric=rounded is not None,
+    )
+    if network.rank == 0:
+        log.info("topology='auto': %s", reason)
+    return name
+
+
+def _check_message_dtype(
+    method: Algorithm, dtype: torch.dtype, network: Network, topology: Topology
+) -> None:
+    if always_everyone(method):
+        raise ValueError(
+            f"message_dtype is for messages to neighbors; {method!r} averages over everyone, "
+            "exactly"
+        )
+    if not topology.symmetric:
+        raise ValueError(
+            f"message_dtype needs weights that are the same in both directions, {topology!r} has "
+            "not; try base-2 or ring"
+        )
+    if network.num_nodes > 1 and dtype in CODECS:
+        check_differences(network, topology)
+
+
+def _trained_bytes(groups: Sequence[ParamGroup], dtype: torch.dtype | None = None) -> int:
+    """Of the parameters that are trained, or of a message of them with this type."""
+    trained = [p for group in groups for p in group["params"] if p.requires_grad]
+    return sum(p.numel() * (dtype or p.dtype).itemsize for p in trained)

@@ -1,0 +1,133 @@
+"""The average of all nodes: to evaluate it, to keep it, to measure the distance from it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from decentlam.exchange.network import Network
+from decentlam.runtime.bucket import memory_of
+
+_active: weakref.WeakSet[Evaluation] = weakref.WeakSet()  # of all optimizers of this process
+
+
+def floating_buffers(model: nn.Module | None) -> list[Tensor]:
+    """BatchNorm statistics and the like; counters are not averaged."""
+    return [b for b in model.buffers() if b.is_floating_point()] if model is not None else []
+
+
+@torch.no_grad()
+def average_(flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
+    """Replaces parameters and floating buffers by their mean over all processes."""
+    tensors = [*flat, *floating_buffers(model)]
+    for t, mean in zip(tensors, _means(tensors, network), strict=True):
+        t.copy_(mean)
+
+
+class Evaluation:
+    """Whether the parameters are the mean of all nodes just now; keeps the node's own meanwhile."""
+
+    def __init__(self) -> None:
+        self._flat: Sequence[Tensor] = []
+        self._model: nn.Module | None = None
+        self._aside: list[Tensor] | None = None  # the node's own values
+
+    @property
+    def active(self) -> bool:
+        return self._aside is not None
+
+    def enter(self, flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
+        """From here on the mean; every process must come here."""
+        assert not self.active
+        means = _means([*flat, *floating_buffers(model)], network)
+        self._flat, self._model = flat, model
+        self._swap(means)
+        self._aside = means
+        _active.add(self)
+
+    def leave(self) -> None:
+        """From here on the node's own values, to the bit."""
+        if self._aside is not None:
+            self._swap(self._aside)
+        self._aside = self._model = None
+        _active.discard(self)
+
+    @contextlib.contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Inside, the node's own values; nothing is communicated."""
+        if self._aside is None:
+            yield
+            return
+        aside, model = self._aside, self._model
+        self.leave()
+        try:
+            yield
+        finally:
+            self._model = model
+            self._swap(aside)
+            self._aside = aside
+            _active.add(self)
+
+    @torch.no_grad()
+    def _swap(self, others: Sequence[Tensor]) -> None:
+        # The buffers as the model has them now: a trainer may have moved them.
+        for a, b in zip([*self._flat, *floating_buffers(self._model)], others, strict=True):
+            kept = a.clone()
+            a.copy_(b)
+            b.copy_(kept)
+
+    def check(self, what: str) -> None:
+        """Refuses what needs the node's own parameters."""
+        if self.active:
+            raise RuntimeError(
+                f"cannot {what} in evaluation: the parameters are the average of all nodes since "
+                "optimizer.eval() or averaged(). Call optimizer.train() on every process first."
+            )
+
+
+def check_none_averaged(model: nn.Module, what: str) -> None:
+    """Refuses a model of which an optimizer, whichever it is, has put the mean in place."""
+    means = {id(t) for e in _active for t in (*e._flat, *floating_buffers(e._model))}
+    named = (*model.named_parameters(), *model.named_buffers())
+    averaged = [name for name, t in named if id(memory_of(t)) in means]
+    if averaged:
+        more = f" and {len(averaged) - 1} more" if averaged[1:] else ""
+        raise RuntimeError(
+            f"cannot {what}: {averaged[0]}{more} of the model is the average of all nodes, because "
+            "another optimizer is in evaluation. Call its train() on every process first."
+        )
+
+
+@torch.no_grad()
+def _means(tensors: Sequence[Tensor], network: Network) -> list[Tensor]:
+    """Not in place: when a node dies meanwhile, nothing has changed."""
+    means = [t.clone() for t in tensors]
+    if network.group is None:
+        return means
+    with network.errors():
+        for work in [dist.all_reduce(m, group=network.group, async_op=True) for m in means]:
+            work.wait()
+    for mean in means:
+        mean.div_(network.num_processes)
+    return means
+
+
+@torch.no_grad()
+def consensus_distance(flat: Sequence[Tensor], network: Network) -> float:
+    """sqrt((1/n) sum_i |x_i - mean|^2)."""
+    if network.group is None:
+        return 0.0
+    total = torch.zeros((), dtype=torch.float64, device=network.control_device)
+    with network.errors():
+        for x in flat:
+            mean = x.clone()
+            dist.all_reduce(mean, group=network.group)
+            mean.div_(network.num_processes)
+            total += torch.linalg.vector_norm(mean.sub_(x)).to(total).square()
+        dist.all_reduce(total, group=network.group)
+    return (total / network.num_processes).sqrt().item()

@@ -1,0 +1,58 @@
+"""What a step is taken with, from a param group of the optimizer: schedulers may change it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from decentlam.algorithms import Step, check_lr, check_number, lr_ratio
+
+ParamGroup = dict[str, Any]
+
+
+def named_parameters(groups: Iterable[ParamGroup]) -> Iterator[tuple[str, Tensor]]:
+    """All parameters of all groups, by the names the user gave or by their numbers."""
+    number = itertools.count()
+    for group in groups:
+        names = group.get("param_names") or [f"parameter {next(number)}" for _ in group["params"]]
+        yield from zip(names, group["params"], strict=True)
+
+
+def prepare(groups: Iterable[ParamGroup], step: int = 0) -> None:
+    """Adds what the recursion remembers of a group besides its tensors; saved with it."""
+    for group in groups:
+        check_lr(group["lr"])
+        check_number("weight_decay", group["weight_decay"])
+        group.setdefault("step", step)
+        group.setdefault("previous_lr", None)
+        group.setdefault("sync_lr", None)  # of the last step that reached everyone
+
+
+def step_of(group: ParamGroup, skip: bool = False) -> Step:
+    """The step that this group takes next; `skip` leaves its gradient out, decay included."""
+    lr = check_lr(group["lr"])
+    return Step(
+        index=group["step"],
+        lr=lr,
+        lr_ratio=lr_ratio(lr, group["previous_lr"]),
+        sync_lr_ratio=lr_ratio(lr, group["sync_lr"]),
+        weight_decay=0.0 if skip else group["weight_decay"],
+    )
+
+
+def skip(groups: Iterable[ParamGroup], steps: int) -> None:
+    """Goes on after steps that this node does not take."""
+    for group in groups:
+        group["step"] += steps
+
+
+def advance(groups: Iterable[ParamGroup], reached_everyone: bool) -> None:
+    """The step was taken."""
+    for group in groups:
+        group["step"] += 1
+        group["previous_lr"] = check_lr(group["lr"])
+        if reached_everyone:
+            group["sync_lr"] = group["previous_lr"]
