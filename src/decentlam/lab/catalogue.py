@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from functools import cache
 from typing import Any
 
 from decentlam import ALGORITHMS, TOPOLOGIES
-from decentlam.algorithms import make
-from decentlam.stability import growth_rate, relative_bias, response
+from decentlam.algorithms import Algorithm, make
+from decentlam.analysis.stability import growth_rate, largest_step, relative_bias, response
 from decentlam.topology import Topology
+from decentlam.topology.check import check_num_nodes
 
 Facts = dict[str, Any]
 
 _MATRIX_UP_TO = 64  # nodes; larger weight matrices are summarised
 _ORACLE_UP_TO = 128  # nodes; for more, `decentlam.growth` answers for one method in seconds
+_STEPS_UP_TO = 16  # nodes; of more, the largest lr takes long unless weights are static
+_SPREAD = (0.01, 1.0)  # curvatures of nodes that differ, next to 1 for all
 
 
 def algorithms() -> list[Facts]:
@@ -37,6 +39,7 @@ def algorithms() -> list[Facts]:
 
 def topologies(n: int) -> list[Facts]:
     """Name, a sentence, and rho and messages with n nodes; None where n does not fit."""
+    check_num_nodes(n, "a list of topologies")
     rows = []
     for name, constructor in TOPOLOGIES.items():
         row: Facts = {"name": name, "summary": (inspect.getdoc(constructor) or "").split("\n")[0]}
@@ -80,16 +83,14 @@ def topology(network: Topology, steps: int, message_bytes: int, momentum: float 
 
 
 def _methods(network: Topology, momentum: float) -> list[Facts]:
-    """What the oracle says of every method on this network."""
-    # All methods are followed over the same steps: random weights are drawn once, not by each.
-    network = dataclasses.replace(network, rule=cache(network.rule))
+    """What is known of every method on this network."""
     rows = []
     for name in ALGORITHMS:
         method = make(name, momentum)
         if name == "pmsgd-lars" or (method.needs_symmetric and not network.symmetric):
             continue
         rate = growth_rate(method, network)
-        gain, delay = _response(method)
+        gain, delay = response(method)
         rows.append(
             {
                 "method": name,
@@ -98,12 +99,21 @@ def _methods(network: Topology, momentum: float) -> list[Facts]:
                 "bias": None if rate.value >= 1 else relative_bias(method, network),
                 "gain": gain,
                 "delay": delay,
+                **_largest_steps(method, network),
             }
         )
     return rows
 
 
-_response = cache(response)  # the same on every network
+def _largest_steps(method: Algorithm, network: Topology) -> Facts:
+    """The largest stable lr h: of equal curvatures, and of the largest where they differ."""
+    small = network.num_nodes <= _STEPS_UP_TO
+    alike = small or (network.static and network.symmetric and method.period == 1)
+    apart = small and network.period is not None
+    return {
+        "largest_lr_h": largest_step(method, network) if alike else None,
+        "largest_lr_h_spread": largest_step(method, network, curvature=_SPREAD) if apart else None,
+    }
 
 
 def _step(network: Topology, step: int, message_bytes: int) -> Facts:
@@ -152,19 +162,24 @@ def describe(facts: Facts) -> str:
 
 def _method_lines(rows: list[Facts], momentum: float) -> list[str]:
     head = f"{'method':<18}{'growth':>8}  {'95 % bound':<18}{'bias':>9}{'gain':>7}{'delay':>7}"
+    head += f"{'lr h':>8}{'spread':>8}"
     lines = [f"methods at momentum {momentum:g}", f"  {head}"]
     for row in rows:
         low, high = row["bound"] or (None, None)
         bound = "exact" if low is None else f"{low:.4f} to {high:.4f}"
         bias = "diverges" if row["bias"] is None else f"{row['bias']:.3g}"
+        steps = (row["largest_lr_h"], row["largest_lr_h_spread"])
         lines.append(
             f"  {row['method']:<18}{row['growth']:>8.4f}  {bound:<18}{bias:>9}"
             f"{row['gain']:>7.3g}{row['delay']:>7.3g}"
+            + "".join(f"{'-' if step is None else f'{step:.3g}':>8}" for step in steps)
         )
     return [
         *lines,
         "  growth: of the disagreement per step, above 1 diverges; bias: of DSGD's disagreement;",
-        "  gain, delay: how far the average moves per lr and gradient, and how many steps later",
+        "  gain, delay: how far the average moves per lr and gradient, and how many steps later;",
+        "  lr h: the largest stable lr times curvature; spread: with curvatures from h / 100",
+        "  on node 0 to h on the last (-: not computed for random weights and for many nodes)",
     ]
 
 

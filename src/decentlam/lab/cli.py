@@ -1,4 +1,7 @@
-"""The command line: look at methods and topologies, reproduce the paper's studies, try one run."""
+"""The command line: look at methods and topologies, reproduce the paper's studies, try one run.
+
+Commands import what they need when they run: help and typos must not take as long as torch does.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,10 @@ from typing import Annotated, Any
 import typer
 
 import decentlam
-from decentlam.lab import catalogue, draw, plots
+from decentlam.lab.names import ALGORITHMS, STUDIES, TOPOLOGIES
 from decentlam.lab.predict import predict
-from decentlam.lab.problems import linear_regression
-from decentlam.lab.studies import STUDIES
-from decentlam.lab.studies.regression import TARGET, closed_form_error, steps_to, trace
-from decentlam.lab.study import perform, save
-from decentlam.lab.terminal import Commands, console, print_json, print_table, progress
-from decentlam.lab.train import command
-from decentlam.stability import growth
-from decentlam.topology import resolve
+from decentlam.lab.terminal import Commands, console, one_of, print_json, print_table, progress
+from decentlam.lab.train_command import recipes, train
 
 app = typer.Typer(
     cls=Commands,
@@ -70,6 +67,8 @@ def main(
 @app.command()
 def algorithms(as_json: Json = False) -> None:
     """List the methods and their recursions."""
+    from decentlam.lab import catalogue
+
     rows = catalogue.algorithms()
     if as_json:
         return print_json(rows)
@@ -81,6 +80,8 @@ def algorithms(as_json: Json = False) -> None:
 @app.command()
 def topologies(nodes: Nodes = 8, as_json: Json = False) -> None:
     """List the topologies, with rho and messages for so many nodes."""
+    from decentlam.lab import catalogue
+
     rows = catalogue.topologies(nodes)
     if as_json:
         return print_json(rows)
@@ -94,21 +95,32 @@ def topologies(nodes: Nodes = 8, as_json: Json = False) -> None:
 
 @app.command()
 def topology(
-    name: Annotated[str, typer.Argument(help="One of `decentlam topologies`.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPOLOGY", help="One of `decentlam topologies`.", callback=one_of(TOPOLOGIES)
+        ),
+    ],
     nodes: Nodes = 8,
     steps: Annotated[int, typer.Option(help="Show this many steps; weights may change.")] = 1,
     lazy: Annotated[
-        float | None, typer.Option(metavar="T", help="Mix at pace T: (1-T) I + T W.")
+        float | None, typer.Option(metavar="T", help="Mix at rate T: (1-T) I + T W.")
     ] = None,
     message_bytes: Annotated[int, typer.Option(help="Size of the model.")] = 100_000_000,
     out: Annotated[Path | None, typer.Option(help="Draw the graph to this PNG or SVG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show a topology: weights, spectrum, messages; draw it with --out."""
+    from decentlam.lab import catalogue
+    from decentlam.topology import resolve
+
     network = resolve(name, nodes)
     network = network if lazy is None else network.lazy(lazy)
     facts = catalogue.topology(network, steps, message_bytes)
     if out is not None:
+        from decentlam.lab import draw
+        from decentlam.lab.study import save
+
         facts["drawing"] = str(save(draw.draw(network, steps if steps > 1 else None), out))
     if as_json:
         return print_json(facts)
@@ -117,7 +129,9 @@ def topology(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.")],
+    study: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(STUDIES)}.", callback=one_of(STUDIES))
+    ],
     out: Annotated[Path | None, typer.Option(help="Run directory; default out/STUDY.")] = None,
     seed: Seed = 0,
     nodes: Annotated[
@@ -136,13 +150,18 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run a study of the paper: a table here, records and plots in the run directory."""
-    if study not in STUDIES:
-        raise ValueError(f"unknown study {study!r}; choose from {', '.join(STUDIES)}")
-    chosen = STUDIES[study]
+    from decentlam.lab import studies
+    from decentlam.lab.study import perform
+
+    chosen = studies.STUDIES[study]
     given = {"data": data, "data_path": data_path}
     where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if where and (quick or not chosen.resumable):
-        why = "--quick makes do with the digits" if chosen.resumable else f"{study} reads no data"
+        why = (
+            "--quick makes do with data of its own"
+            if chosen.resumable
+            else f"{study} reads no data"
+        )
         raise ValueError(f"{why}; leave --data and --data-path out")
     if loopback and study != "runtime":
         raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
@@ -160,8 +179,8 @@ def reproduce(
     console().print("\n" + "\n".join([*result.notes, "", "Wrote:", *(f"  {f}" for f in files)]))
 
 
-app.command()(command.recipes)
-app.command()(command.train)
+app.command()(recipes)
+app.command()(train)
 app.command()(predict)
 
 
@@ -184,9 +203,14 @@ def report(
 
 @app.command()
 def simulate(
-    method: Annotated[str, typer.Argument(help="One of `decentlam algorithms`.")],
+    method: Annotated[
+        str, typer.Argument(help="One of `decentlam algorithms`.", callback=one_of(ALGORITHMS))
+    ],
     network: Annotated[
-        str, typer.Argument(metavar="TOPOLOGY", help="One of `decentlam topologies`.")
+        str,
+        typer.Argument(
+            metavar="TOPOLOGY", help="One of `decentlam topologies`.", callback=one_of(TOPOLOGIES)
+        ),
     ],
     nodes: Nodes = 8,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.001,
@@ -198,6 +222,11 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Run one method on the paper's linear regression, with your own numbers."""
+    from decentlam.analysis.stability import growth
+    from decentlam.lab.problems import linear_regression
+    from decentlam.lab.studies.regression import TARGET, closed_form_error, steps_to, trace
+    from decentlam.topology import resolve
+
     problem = linear_regression(nodes, seed=seed)
     topology = resolve(network, nodes)
     gradient = problem.noisy(sigma, seed) if sigma else None
@@ -220,6 +249,9 @@ def simulate(
     elif not errors[-1] <= errors[0]:
         warning = "The error grew. Try a smaller --lr or --momentum."
     if out is not None:
+        from decentlam.lab import plots
+        from decentlam.lab.study import save
+
         curve = [
             {"kind": "curve", "method": method, "step": step, "error": error}
             for step, error in enumerate(errors)

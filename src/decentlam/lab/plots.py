@@ -79,7 +79,7 @@ def bias(records: Sequence[Record]) -> dict[str, Figure]:
     x_labels = {
         "beta": r"$1/(1-\beta)$",
         "lr": r"learning rate",
-        "rho": r"$1/(1-\rho)$: one graph at several paces, hollow: other graphs",
+        "rho": r"$1/(1-\rho)$: one graph at several rates, hollow: other graphs",
         "b2": r"data inconsistency $b^2$",
     }
     methods = list(dict.fromkeys(r["method"] for r in records))

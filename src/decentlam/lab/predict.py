@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from matplotlib.figure import Figure
 
-from decentlam.cost import (
-    Calibration,
-    Compute,
-    Delays,
-    Job,
-    Link,
-    fit,
-    held_out,
-    load_calibration,
-    load_measurements,
-    parse_bandwidth,
-)
-from decentlam.cost.values import ALL_REDUCES, OVERLAPS
-from decentlam.lab import predictions, style
-from decentlam.lab.models import MODELS
-from decentlam.lab.predictions import EVERYONE, HALVING, SIZES, Record
-from decentlam.lab.study import save
-from decentlam.lab.terminal import console, print_json, print_table
+from decentlam.lab.names import ALL_REDUCES, MODELS, OVERLAPS
+from decentlam.lab.terminal import console, one_of, print_json, print_table
+
+if TYPE_CHECKING:  # what takes seconds to import is imported where it is used
+    from matplotlib.figure import Figure
+
+    from decentlam.analysis.cost import Calibration
+    from decentlam.lab.predictions import Record
 
 _PAPER_COMPUTE_MS = (25.0, 50.0, 100.0, 200.0, 400.0, 800.0)
-_LOOKS = {
-    EVERYONE: ("#000000", "-"),
-    HALVING: (style.GREY, (0, (3, 2))),
-    "ring": ("#CC6677", "-"),
-    "mesh": ("#999933", "-"),
-    "symmetric-exponential": ("#44AA99", "-"),
-    "one-peer-symmetric-exponential": ("#332288", "-"),
-    "bipartite-random-match": ("#AA4499", (0, (3, 2))),
-}
 
 
 def predict(
@@ -57,7 +37,10 @@ def predict(
     ] = None,
     latency_us: Annotated[float, typer.Option(help="One way, in microseconds.")] = 50.0,
     overlap: Annotated[
-        str, typer.Option(help=f"Messages hide behind: {', '.join(OVERLAPS[:3])}.")
+        str,
+        typer.Option(
+            help=f"Messages hide behind: {', '.join(OVERLAPS)}.", callback=one_of(OVERLAPS)
+        ),
     ] = "backward",
     forward_fraction: Annotated[float, typer.Option(help="Forward's share of compute.")] = 1 / 3,
     bucket_mb: Annotated[
@@ -67,7 +50,10 @@ def predict(
         int, typer.Option(help="GPUs of a node, which share its link.")
     ] = 1,
     all_reduce: Annotated[
-        str, typer.Option(help=f"How: {', '.join(ALL_REDUCES)} (log2 n rounds).")
+        str,
+        typer.Option(
+            help=f"How: {', '.join(ALL_REDUCES)} (log2 n rounds).", callback=one_of(ALL_REDUCES)
+        ),
     ] = "ring",
     straggler_ms: Annotated[float, typer.Option(help="How late nodes are.")] = 0.0,
     stragglers: Annotated[
@@ -94,6 +80,10 @@ def predict(
     ] = False,
 ) -> None:
     """Predict the time of an iteration for every method and topology, and how it grows with n."""
+    from decentlam.analysis.cost import Compute, Delays, Job, Link, parse_bandwidth
+    from decentlam.lab import predictions
+    from decentlam.lab.study import save
+
     constants, notes = _calibration(calibration)
     if paper:
         return _paper(compute_ms, latency_us, constants, notes, as_json)
@@ -116,8 +106,6 @@ def predict(
     link = Link(latency_us / 1e6, parse_bandwidth(bandwidth) / 8)
     delays = Delays(straggler_ms / 1e3, stragglers)
     compute = Compute.split(compute_ms / 1e3, forward_fraction, delays=delays)
-    if overlap not in OVERLAPS[:3]:
-        raise ValueError(f"unknown overlap {overlap!r}; choose from {', '.join(OVERLAPS[:3])}")
     rows = predictions.table(nodes, link, compute, job, overlap, constants, momentum)
     if batch is not None:
         rows = [row | {"samples_per_second": 1e3 * batch / row["iteration_ms"]} for row in rows]
@@ -146,8 +134,20 @@ def predict(
 
 def figure(records: Sequence[Record], title: str) -> Figure:
     """Time per iteration over the number of nodes, a curve per topology."""
+    from decentlam.lab import style
+    from decentlam.lab.predictions import EVERYONE, HALVING, SIZES
+
+    looks = {
+        EVERYONE: ("#000000", "-"),
+        HALVING: (style.GREY, (0, (3, 2))),
+        "ring": ("#CC6677", "-"),
+        "mesh": ("#999933", "-"),
+        "symmetric-exponential": ("#44AA99", "-"),
+        "one-peer-symmetric-exponential": ("#332288", "-"),
+        "bipartite-random-match": ("#AA4499", (0, (3, 2))),
+    }
     drawn, (ax,) = style.axes(1, (7.2, 4.6))
-    for name, (color, dash) in _LOOKS.items():
+    for name, (color, dash) in looks.items():
         curve = [r for r in records if r["topology"] == name]
         label = f"{'PmSGD' if name in (EVERYONE, HALVING) else 'DecentLaM'}, {name}"
         times = [1e3 * r["seconds"] for r in curve]
@@ -162,6 +162,9 @@ def figure(records: Sequence[Record], title: str) -> Figure:
 
 
 def _calibration(path: Path | None) -> tuple[Calibration, list[str]]:
+    from decentlam.analysis.cost import Calibration
+    from decentlam.lab.calibration import fit, held_out, load_calibration, load_measurements
+
     if path is None:
         return Calibration(), ["Not calibrated: nominal bandwidth, no copies, no overhead."]
     try:
@@ -180,6 +183,8 @@ def _paper(
     notes: list[str],
     as_json: bool,
 ) -> None:
+    from decentlam.lab import predictions
+
     times = _PAPER_COMPUTE_MS if compute_ms is None else (compute_ms,)
     rows: list[dict[str, Any]] = predictions.paper(times, latency_us / 1e6, constants)
     notes = [

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from decentlam import ALGORITHMS, TOPOLOGIES
-from decentlam.algorithms import Reach, make
-from decentlam.cost import Calibration, Compute, Iteration, Job, Link, predict
-from decentlam.cost.model import busiest
+from decentlam.algorithms import Reach, make, reaches
+from decentlam.analysis.cost import Calibration, Compute, Iteration, Job, Link, predict
+from decentlam.analysis.cost.model import busiest
+from decentlam.analysis.stability import growth_rate
 from decentlam.lab.models import MODELS
-from decentlam.stability import growth_rate
 from decentlam.topology import Topology, complete, ring
 
 Record = dict[str, Any]
@@ -151,8 +151,7 @@ def grouped(rows: Sequence[Record]) -> tuple[list[Record], dict[str, str]]:
 
 def _kind(method: str) -> str:
     algorithm = make(method)
-    reaches = {algorithm.reach(k) for k in range(100)}
-    if len(reaches) > 1 or reaches == {Reach.EVERYONE} or not algorithm.needs_gradient:
+    if reaches(algorithm) != {Reach.NEIGHBORS} or not algorithm.needs_gradient:
         return method
     return "one message" if algorithm.payloads(0) == 1 else "two messages"
 

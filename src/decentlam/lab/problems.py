@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentlam.theory import Quadratic
+from decentlam.lab.theory import Quadratic
 
 Gradient = Callable[[Tensor, int], Tensor]
 

@@ -79,12 +79,24 @@ def cifar_step(
     return warmed_up(warmup, warmup_from, steps(epochs * 100 / 200, epochs * 150 / 200))
 
 
+def detection_1x(
+    epochs: float = 12, warmup_epochs: float | None = None, warmup_from: float = 0.0
+) -> Factor:
+    """The 1x schedule of detectors: 12 epochs, a tenth at 8 and 11.
+
+    Warm-up takes one epoch of the 12: the usual 500 steps, on COCO with batches of 256.
+    """
+    warmup = epochs / 12 if warmup_epochs is None else warmup_epochs
+    return warmed_up(warmup, warmup_from, steps(epochs * 8 / 12, epochs * 11 / 12))
+
+
 SCHEDULES: dict[str, Callable[..., Factor]] = {
     "constant": constant,
     "cosine": cosine,
     "imagenet-step": imagenet_step,
     "imagenet-cosine": imagenet_cosine,
     "cifar-step": cifar_step,
+    "detection-1x": detection_1x,
 }
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from decentlam.lab.values import Record as Record
+from decentlam.lab.values import Tick as Tick
+from decentlam.lab.values import plain as plain
+from decentlam.lab.values import show as show
 from decentlam.lab.versions import versions
-
-Record = dict[str, Any]  # plain JSON values
-Tick = Callable[[int, int, str], None]  # (done, total, what), for progress bars
 
 
 @dataclass(frozen=True)
@@ -93,29 +93,11 @@ def describe(study: Study, recipe: Any) -> Record:
     }
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it: numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def markdown(rows: Sequence[Record]) -> str:
     """The rows as a Markdown table; all rows have the same keys."""
     head = [key.replace("_", " ") for key in rows[0]]
     lines = [head, ["---"] * len(head), *([show(value) for value in row.values()] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def show(value: Any) -> str:
-    """A table cell: four significant digits; a dash where there is nothing to say."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def fitted_slope(x: Sequence[float], y: Sequence[float]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import tempfile
 import time
@@ -18,10 +17,10 @@ import torch
 from decentlam.lab import worker
 from decentlam.lab.recipes import Recipe, from_json
 from decentlam.lab.study import Record, Tick, silent
-from decentlam.lab.train.records import RUN, read
+from decentlam.lab.train.records import RUN, SCORES, read
+from decentlam.lab.values import parse_json
 
 OVER = ("finished", "diverged")  # a run that ended so is not run again
-SCORES = ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance")
 Cost = tuple[float, float, int]  # seconds besides steps, seconds per step, steps per epoch
 _SHORT = 4  # steps of a run that only tells how long the others will take
 
@@ -57,7 +56,7 @@ def sweep(
 def outcome(recipe: Recipe, place: Path) -> Record | None:
     """What a run found; None if it is not over, or was of another recipe."""
     try:
-        info = json.loads((place / RUN).read_text(encoding="utf-8"))
+        info = parse_json((place / RUN).read_text(encoding="utf-8"))
         records = read(place)
         same = from_json(info["recipe"]) == recipe
     except (OSError, ValueError, KeyError, TypeError):
@@ -73,7 +72,7 @@ def outcome(recipe: Recipe, place: Path) -> Record | None:
         "status": end["status"],
         "step": end["step"],
         "steps": info["steps"],
-        **{score: scores.get(score) for score in SCORES},
+        **{score: scores.get(score) for score in SCORES[recipe.task]},
         "seconds": end["seconds"],
         "run": place.name,
     }
@@ -144,7 +143,7 @@ def _cost(recipe: Recipe) -> Cost:
     with tempfile.TemporaryDirectory() as directory:
         first, place = Path(directory) / "first", Path(directory) / "run"
         worker.run(short, first)
-        per_epoch = json.loads((first / RUN).read_text(encoding="utf-8"))["steps_per_epoch"]
+        per_epoch = parse_json((first / RUN).read_text(encoding="utf-8"))["steps_per_epoch"]
         begun = time.perf_counter()
         worker.run(replace(short, epochs=_SHORT / per_epoch), place)
         total = time.perf_counter() - begun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
-from decentlam.lab.study import Record, Tick, plain, show
+from decentlam.lab.values import Record, Tick, explained, plain, show
 
 
 class Commands(TyperGroup):
@@ -34,9 +34,27 @@ class Commands(TyperGroup):
                 raise
             typer.echo(f"decentlam: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from None
+        except (RuntimeError, MemoryError) as error:
+            text = explained(error)
+            if text is None:
+                raise
+            typer.echo(f"decentlam: {text}", err=True)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("decentlam: interrupted", err=True)
             raise typer.Exit(130) from None
+
+
+def one_of(names: Sequence[str]) -> Callable[..., Any]:
+    """A callback that refuses any other value of an option, or of an argument."""
+
+    def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and value not in names:
+            kind = str(param.metavar or param.name).lower()
+            raise ValueError(f"unknown {kind} {value!r}; choose from {', '.join(names)}")
+        return value
+
+    return check
 
 
 def print_json(value: Any) -> None:

@@ -25,7 +25,6 @@ def begin(parent_end: Connection) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch, args=(parent_end,), daemon=True).start()
-    threading.Thread(target=_leave, daemon=True).start()
 
 
 def run(recipe: Recipe, place: Path) -> None:
@@ -42,12 +41,9 @@ def run(recipe: Recipe, place: Path) -> None:
 
 
 def _watch(parent_end: Connection) -> None:
+    """Stops after a step when asked to, and at once when the parent was killed."""
     wait([parent_end])
     _stop.requested = True
-
-
-def _leave() -> None:
-    """A parent that was killed asks for nothing any more."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

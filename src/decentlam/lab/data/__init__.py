@@ -1,4 +1,4 @@
-"""Data: five data sets, how they are dealt to the nodes, and which batch a node takes when."""
+"""Data: five data sets to classify, how they are dealt to the nodes, which batch is taken when."""
 
 from __future__ import annotations
 

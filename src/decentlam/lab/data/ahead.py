@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import signal
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -53,7 +55,8 @@ def _by_others(outcomes: _Outcomes[Item], workers: int) -> Generator[Item, None,
         # which a run without workers leaves alone.
         generator=torch.Generator(),
     )
-    iterator = iter(loader)
+    with _deaf_to_sigterm():
+        iterator = iter(loader)
     try:
         for outcome in iterator:
             if isinstance(outcome, Exception):
@@ -61,6 +64,21 @@ def _by_others(outcomes: _Outcomes[Item], workers: int) -> Generator[Item, None,
             yield outcome
     finally:
         del iterator, loader  # the last references: this is what stops the workers
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Around the start of workers, who inherit it. Whoever stops a job may signal all its
+    processes, but the last step needs its data; workers end with the loader, or with the process
+    that they work for."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(item: Item) -> Item:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentlam.lab.data.grouping import arranged
+
 _ORDER, _AUGMENTATION = 2, 3  # separate streams of random numbers; sharding has 1
 
 
@@ -20,6 +22,9 @@ class Batches:
     size, each pass takes every sample of the shard once, and none is left out when shards differ
     in size. Any step can be asked for, so a run resumed at step k sees what it would have seen.
 
+    With `groups`, the group of each sample of the whole set, each run of `piece` samples of a node
+    is of one group where that is possible: images of like shape need little padding.
+
     >>> batches = Batches([torch.arange(6), torch.arange(6, 10)], batch_per_node=2, seed=0)
     >>> sorted(torch.cat([batches.indices(step, node=1) for step in (0, 1)]).tolist())
     [6, 7, 8, 9]
@@ -28,6 +33,8 @@ class Batches:
     shards: Sequence[Tensor]
     batch_per_node: int
     seed: int
+    groups: Tensor | None = None  # (N,)
+    piece: int = 1
     _passes: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -37,6 +44,7 @@ class Batches:
         for name, value, least in (
             ("batch_per_node", self.batch_per_node, 1),
             ("seed", self.seed, 0),
+            ("piece", self.piece, 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number of {least} or more, got {value!r}")
@@ -76,6 +84,9 @@ class Batches:
         kept = self._passes.get(node)
         if kept is None or kept[0] != number:
             draw = np.random.default_rng([_ORDER, self.seed, node, number])
-            order = torch.from_numpy(draw.permutation(len(self.shards[node])))
-            kept = self._passes[node] = (number, self.shards[node][order])
+            shard = self.shards[node]
+            order = shard[torch.from_numpy(draw.permutation(len(shard)))]
+            if self.groups is not None:
+                order = arranged(order, self.groups[order], self.piece, number * len(shard), draw)
+            kept = self._passes[node] = (number, order)
         return kept[1]

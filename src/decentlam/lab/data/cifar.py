@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from decentlam.lab.data.memory import InMemory, crop_and_flip
+from decentlam.lab.values import parse_json
 
 Part = tuple[Tensor, Tensor]  # images (N, 3, 32, 32) uint8, labels (N,) int64
 STATISTICS = {  # mean and std per channel
@@ -109,7 +109,7 @@ def _sheet(file: Path) -> Tensor:
 
 def _labels(file: Path, count: int) -> Tensor:
     try:
-        labels = torch.tensor(json.loads(file.read_text()))
+        labels = torch.tensor(parse_json(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{file} is not a list of labels: {error}") from error
     if labels.shape != (count,) or labels.dtype != torch.int64:

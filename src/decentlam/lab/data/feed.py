@@ -1,30 +1,36 @@
-"""The batches of a run of steps, stacked over nodes, loaded in this process or ahead by others."""
+"""The batches of a run of steps, one per node, loaded in this process or ahead by others."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from decentlam.lab.data.ahead import ahead
-from decentlam.lab.data.base import Data
 from decentlam.lab.data.batches import Batches
 
-Step = tuple[Tensor, Tensor]
+Step = list[Any]  # the batch of each node
+
+
+class Source(Protocol):
+    """What batches are made of."""
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Any: ...
 
 
 def feed(
-    data: Data,
+    data: Source,
     batches: Batches,
     nodes: Sequence[int],
     first_step: int,
     last_step: int,
     workers: int = 0,
 ) -> Generator[Step, None, None]:
-    """Inputs (len(nodes), b, C, H, W) and labels (len(nodes), b) of steps first to last - 1.
+    """What `data.train_batch` makes for each of the nodes, at steps first to last - 1.
 
     With `workers` > 0 that many processes load ahead, a whole step each; the values are the same.
     It pays where images are decoded (imagenet). What is in memory is faster without.
@@ -41,7 +47,7 @@ def feed(
 class _Steps(Dataset[Step]):
     """A data set whose items are whole steps."""
 
-    data: Data
+    data: Source
     batches: Batches
     nodes: tuple[int, ...]
     first_step: int
@@ -52,12 +58,9 @@ class _Steps(Dataset[Step]):
 
     def __getitem__(self, item: int) -> Step:
         step = self.first_step + item
-        loaded = [
+        return [
             self.data.train_batch(
                 self.batches.indices(step, node), self.batches.generator(step, node)
             )
             for node in self.nodes
         ]
-        if len(loaded) == 1:  # one node per process: nothing to copy together
-            return loaded[0][0].unsqueeze(0), loaded[0][1].unsqueeze(0)
-        return torch.stack([x for x, _ in loaded]), torch.stack([y for _, y in loaded])

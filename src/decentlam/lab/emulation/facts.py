@@ -1,4 +1,4 @@
-"""Timings with what explains them: records that `decentlam.cost` fits its constants to."""
+"""Timings with what explains them: records that `decentlam.lab.calibration` fits constants to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from decentlam.cost.measurements import KINDS
+from decentlam.lab.calibration.measurements import KINDS
 from decentlam.lab.emulation.contenders import BASE, LOCAL, contenders
 from decentlam.lab.emulation.hosts import bits_per_second
 from decentlam.lab.emulation.setting import Setting

@@ -13,23 +13,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from decentlam.analysis.cost import parse_bandwidth
+from decentlam.lab.signals import handled_by
+
 INTERFACE = "net0"  # what a host calls its link
 _FILES = Path("/etc/netns")  # `ip netns exec` puts what is in here over /etc
 _blocks = itertools.count()  # a process may have several groups of hosts
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 # A bucket that holds two packets of 64 KB, as TCP hands them to a virtual link: with less, tbf
 # cuts them up and the CPU binds. Beyond 1 Gbit/s, one millisecond's worth, or the timer binds.
 _LEAST_BURST_BYTES = 128 * 1024
@@ -48,7 +48,11 @@ class Host:
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
         options = {"stdin": subprocess.DEVNULL, "text": True, **options}
-        return subprocess.Popen(["ip", "netns", "exec", self.namespace, *command], **options)
+        return subprocess.Popen(self.command(command), **options)
+
+    def command(self, command: list[str]) -> list[str]:
+        """What runs the command on this host."""
+        return ["ip", "netns", "exec", self.namespace, *command]
 
 
 def unavailable() -> str | None:
@@ -73,19 +77,16 @@ def unavailable() -> str | None:
 
 
 def bits_per_second(bandwidth: str | float) -> float:
-    """What a bandwidth means; `tc`'s spelling, in powers of ten.
+    """What a bandwidth means, if a link can be limited to it.
 
     >>> bits_per_second("100Mbit"), bits_per_second("2.5Gbit"), bits_per_second(1e6)
     (100000000.0, 2500000000.0, 1000000.0)
     """
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmg]?)(?:bit(?:/s)?)?", str(bandwidth).lower())
-    try:
-        rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    except ValueError:
-        rate = 0.0
+    rate = parse_bandwidth(bandwidth)
     if not 1e4 <= rate < 1e12:
         raise ValueError(
-            f"cannot read the bandwidth {bandwidth!r}; write it as 100Mbit, 1Gbit or 2.5Gbit"
+            f"links have 10 Kbit/s or more, below 1 Tbit/s; got {bandwidth!r}, which is {rate:g} "
+            "bits per second. Write it as 100Mbit, 1Gbit or 2.5Gbit"
         )
     return rate
 
@@ -109,7 +110,7 @@ def hosts(
     prefix = f"dlam-{os.getpid()}-{next(_blocks)}"
     switch = f"{prefix}.switch"
     made = [Host(f"{prefix}.{i}", f"10.77.0.{i + 1}", f"dlam-host{i}.test") for i in range(count)]
-    with _signals_as_exits():
+    with handled_by(_leave, signal.SIGTERM, signal.SIGHUP):
         try:
             _run("ip", "netns", "add", switch)
             _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -197,19 +198,6 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _signals_as_exits() -> Iterator[None]:
+def _leave(number: int, frame: FrameType | None) -> None:
     """SIGTERM and SIGHUP leave through the `finally` blocks, as Ctrl-C does."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():  # only that one may ask
-        yield
-        return
-    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    raise SystemExit(128 + number)

@@ -119,6 +119,7 @@ def make_model(
     sleep_seconds: float | None = None,
     parameters: int | None = None,
     forward_share: float = 1 / 3,
+    layers: int = LAYERS,
 ) -> tuple[nn.Module, Loss]:
     """The model, alike in all processes, and its loss on this process's batch.
 
@@ -129,12 +130,13 @@ def make_model(
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)}")
     kind = MODELS[name]
+    rank = dist.get_rank() if dist.is_initialized() else 0
     if sleep_seconds is not None:
-        size = parameters or kind.parameters
-        return sleeping(size, sleep_seconds, forward_share), lambda m: m(_ONE).sum()
+        size, slope = parameters or kind.parameters, 1 + rank / 100  # as if data differed
+        asleep = sleeping(size, sleep_seconds, forward_share, layers)
+        return asleep, lambda m: slope * m(_ONE).sum()
     if parameters is not None:
         raise ValueError(f"{name} has {kind.parameters} parameters; others need sleeping compute")
-    rank = dist.get_rank() if dist.is_initialized() else 0
     batch = torch.randn(kind.batch, generator=torch.Generator().manual_seed(rank))
     return kind.make(), lambda m: m(batch).square().mean()
 

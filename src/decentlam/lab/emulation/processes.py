@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import signal
-import subprocess
+import shlex
 import sys
+import tempfile
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 from decentlam.lab.emulation.hosts import INTERFACE, Host
-from decentlam.launch.reports import collect
+from decentlam.launch.processes import pickled, run_processes, variables
 
-_PORT = 29500  # every group of hosts is a network of its own
-_STOP_SECONDS = 10.0
-# Set by launchers for their own processes; a process in a namespace must not join those.
-_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "TORCHELASTIC_", "GLOO_")
+_PORT = "29500"  # every group of hosts is a network of its own
+_GROUP_TIMEOUT_SECONDS = 120.0
 
 
 def run_on(
@@ -29,63 +24,37 @@ def run_on(
 ) -> list[Any]:
     """Runs fn(*args) on every host; returns their results in the order of the hosts.
 
-    If one fails, or takes longer than `timeout_seconds`, all are stopped and the first traceback
-    is raised. `fn` must be importable, arguments and results travel by value. Processes end with
-    the one that started them, however it ends.
+    As `decentlam.launch` does on one machine, and with its errors; beyond `timeout_seconds` all
+    are stopped, too.
     """
-    if fn.__module__ == "__main__" or "<" in fn.__qualname__:
-        raise ValueError(f"{fn!r} must be at the top level of a module that others can import")
-    work = pickle.dumps((fn, args))
-    pipes: list[Connection] = []
-    processes: list[subprocess.Popen[str]] = []
-
-    def exit_code(rank: int, seconds: float) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            processes[rank].wait(seconds)
-        return processes[rank].returncode
-
-    try:
-        for rank, host in enumerate(hosts):
-            here, there = Pipe()
-            pipes.append(here)
-            command = [sys.executable, "-m", "decentlam.lab.emulation.worker", str(there.fileno())]
-            with there:
-                processes.append(
-                    host.start(
-                        command,
-                        env=_environment(rank, hosts),
-                        pass_fds=(there.fileno(),),
-                        start_new_session=True,  # Ctrl-C reaches only us, and we stop everyone
-                    )
-                )
-            here.send_bytes(work)
-        results = collect(pipes, exit_code, "host", timeout_seconds=timeout_seconds)
-        for pipe in pipes:
-            pipe.send_bytes(b"")  # nobody needs anybody any more: leave the group
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
-        return results
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for pipe in pipes:
-            pipe.close()
+    work = pickled(fn, args)
+    environments = [
+        variables(rank, len(hosts), local=False)
+        | {
+            "MASTER_ADDR": hosts[0].address,
+            "MASTER_PORT": _PORT,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # the store is process 0's
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+        }
+        for rank in range(len(hosts))
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        return run_processes(
+            work,
+            environments,
+            "gloo",
+            _GROUP_TIMEOUT_SECONDS,
+            who="host",
+            executables=[_python(host, Path(directory)) for host in hosts],
+            deadline_seconds=timeout_seconds,
+        )
 
 
-def _environment(rank: int, hosts: list[Host]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    return {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch misses a name server, which nobody needs here
-        **kept,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "PYTHONUNBUFFERED": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(len(hosts)),
-        "MASTER_ADDR": hosts[0].address,
-        "MASTER_PORT": str(_PORT),
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-    }
+def _python(host: Host, directory: Path) -> str:
+    """A program that is this Python on the host."""
+    path = directory / host.namespace
+    # torch misses a name server, which nobody needs here.
+    command = ["env", "TORCH_CPP_LOG_LEVEL=ERROR", *host.command([sys.executable])]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+    return str(path)

@@ -9,6 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from decentlam.algorithms import Reach
+from decentlam.analysis.cost.model import Exchange
+from decentlam.analysis.cost.pipeline import timeline
+from decentlam.lab.calibration.measurements import KINDS
 from decentlam.lab.emulation.contenders import BASE, LOCAL
 from decentlam.lab.emulation.facts import Record
 
@@ -24,6 +28,27 @@ def split(record: Record, local: Record) -> dict[str, float]:
     update = max(local["step_seconds"], record["step_seconds"] - record["wait_seconds"])
     exposed = max(0.0, record["seconds"] - compute - update)
     return {"compute": compute, "exposed": exposed, "update": record["seconds"] - compute - exposed}
+
+
+def bound(record: Record) -> float:
+    """The seconds that an iteration takes at least, by its bytes and its overlap.
+
+    Forward, backward and update take what local training did in the same round, every message the
+    time of its bytes at the full bandwidth, one after the other in each direction, and all else
+    nothing. See `decentlam.analysis.cost.pipeline` for what may overlap with what.
+    """
+    forward = record["forward_fraction"] * (record["compute_seconds"] - record["update_seconds"])
+    backward = record["compute_seconds"] - record["update_seconds"] - forward
+    fraction = record["message_fraction"]
+    kind = Exchange(KINDS[record["kind"]], record["nodes"], record["peers"], 1, fraction)
+    wire = 0.0
+    if record["bandwidth"] is not None and kind.reach is not Reach.NOBODY:
+        wire = 8 * kind.bytes_sent(record["model_bytes"]) / record["bandwidth"]
+    sizes = record["buckets"] or [1]
+    times = [wire * size / sum(sizes) for size in sizes]
+    update = record["update_seconds"]
+    found = timeline(forward, backward, update, times, 0.0, record["overlap"], sizes)
+    return found.seconds + record["straggler_seconds"]
 
 
 def summary(records: Sequence[Record]) -> list[Record]:
@@ -46,6 +71,10 @@ def summary(records: Sequence[Record]) -> list[Record]:
                 **{f"{p}_ms": 1e3 * _median_over(parts)(p) for p in parts[0]},
                 "wait_ms": 1e3 * middle("wait_seconds"),
                 "MB_sent": middle("bytes_sent") / 1e6,
+                "cpu_ms": 1e3 * middle("cpu_seconds"),
+                "bound_of_DDP": statistics.median(
+                    bound(r) / by[BASE][k]["seconds"] for k, r in mine.items()
+                ),
             }
         )
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decentlam.lab.emulation.contenders import choose
-from decentlam.lab.emulation.models import MODELS
+from decentlam.lab.emulation.models import LAYERS, MODELS
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Setting:
     parameters: int | None = None  # of a sleeping model, instead of the named one's
     compute: str = "real"  # or "sleep:300", in milliseconds per iteration
     forward_share: float = 1 / 3  # of a sleep; the rest is in backward
+    buckets: int | None = None  # about so many messages per peer; as many layers sleep at least
     rounds: int = 3
     iterations: int = 8
     straggler_ms: float = 0.0  # one node per step, drawn at random, is late by so much
@@ -30,6 +31,8 @@ class Setting:
             raise ValueError("a number of parameters needs sleeping compute, such as sleep:300")
         if min(self.rounds, self.iterations) < 1:
             raise ValueError("rounds and iterations must be 1 or more")
+        if self.buckets is not None and self.buckets < 1:
+            raise ValueError(f"there is 1 bucket or more, got {self.buckets}")
         if self.straggler_ms < 0:
             raise ValueError(f"a straggler is late by 0 ms or more, got {self.straggler_ms:g}")
         if not 0 <= self.forward_share <= 1:
@@ -54,6 +57,16 @@ class Setting:
         if kind != "sleep" or not 0 <= seconds < 3600:
             raise ValueError(f"compute is real or sleep:MILLISECONDS, got {self.compute!r}")
         return seconds
+
+    @property
+    def layers(self) -> int:
+        """Of a sleeping model."""
+        return max(LAYERS, self.buckets or 0)
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """The size of a message; None: as large as each contender makes it."""
+        return None if self.buckets is None else 4 * -(-self.size // self.buckets)
 
     @property
     def size(self) -> int:

@@ -99,34 +99,40 @@ def time_all(setting: Setting, interface: str, sharing: int, notes: str) -> list
 
 def _time_one(setting: Setting, contender: Contender, interface: Path, sharing: int) -> Record:
     model, loss = make_model(
-        setting.model, setting.sleep_seconds, setting.parameters, setting.forward_share
+        setting.model,
+        setting.sleep_seconds,
+        setting.parameters,
+        setting.forward_share,
+        setting.layers,
     )
     if setting.straggler_ms:
         loss = with_straggler(loss, setting.straggler_ms / 1e3, setting.seed)
     try:
-        training = contender.build(model, loss)
+        training = contender.build(model, loss, setting.bucket_bytes)
     except ValueError as error:  # on all nodes alike, before anything is sent
         return {"left_out": " ".join(str(error).split())}
     for _ in range(contender.warm_up):
         training()
     before = training.forward_seconds, training.step_seconds, training.wait_seconds
     dist.barrier()
-    sent = _bytes_sent(interface)
+    sent, cpu = _bytes_sent(interface), time.process_time()
     times = []
     for _ in range(setting.iterations):
         begun = time.perf_counter()
         training()
         times.append(time.perf_counter() - begun)
+    cpu = time.process_time() - cpu  # of all threads, in the program and in the kernel
     dist.barrier()
     sent = _bytes_sent(interface) - sent
     after = training.forward_seconds, training.step_seconds, training.wait_seconds
-    spent = [*(b - a for a, b in zip(before, after, strict=True)), float(sent)]
+    spent = [*(b - a for a, b in zip(before, after, strict=True)), cpu, float(sent)]
     buckets = training.buckets()
+    training.close()
     _until_quiet(interface)  # the next one must not share the wire with what is still under way
     del training, model, loss
     gc.collect()
     gc.freeze()  # what is left are modules: no need to search them again
-    forward, step, wait, sent_each = _mean([s / setting.iterations for s in spent]).tolist()
+    forward, step, wait, cpu, sent_each = _mean([s / setting.iterations for s in spent]).tolist()
     # A delay hits some iterations more than others: then only the mean counts all of it.
     middle = statistics.mean if setting.straggler_ms else statistics.median
     return {
@@ -134,6 +140,7 @@ def _time_one(setting: Setting, contender: Contender, interface: Path, sharing: 
         "forward_seconds": forward,
         "step_seconds": step,
         "wait_seconds": wait,
+        "cpu_seconds": cpu * dist.get_world_size(),  # of all nodes
         "bytes_sent": round(sent_each / sharing),
         "buckets": buckets,
     }

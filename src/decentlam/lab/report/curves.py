@@ -8,14 +8,14 @@ from typing import Any
 
 from decentlam.lab.report.groups import Group, Setting
 from decentlam.lab.report.looks import Look
-from decentlam.lab.report.runs import Record, Run, number
+from decentlam.lab.report.runs import Record, Run, field, number, score_name
 
 _MOST_POINTS = 400  # per line; longer ones are thinned, since a screen has no more columns
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A field of the records against the epoch."""
+    """A field of the records against the epoch; {} stands for the score of the runs."""
 
     name: str
     title: str
@@ -31,18 +31,18 @@ class Chart:
 CHARTS = (
     Chart(
         "averaged",
-        "Accuracy of the averaged model",
+        "{} of the averaged model",
         "The parameters of all nodes averaged, then tested.",
-        "averaged_top1",
+        "averaged_{}",
         percent=True,
     ),
     Chart(
         "nodes",
-        "Accuracy of the nodes",
+        "{} of the nodes",
         "Each node’s own model: mean, worst and best.",
-        "nodes_top1",
-        "nodes_top1_min",
-        "nodes_top1_max",
+        "nodes_{}",
+        "nodes_{}_min",
+        "nodes_{}_max",
         percent=True,
     ),
     Chart(
@@ -73,6 +73,8 @@ CHARTS = (
 def data(settings: Sequence[Setting], looks: dict[int, Look]) -> dict[str, Any]:
     """What the script of the page draws from."""
     groups = [(at, group) for at, setting in enumerate(settings) for group in setting.groups]
+    score = score_name([run for _, group in groups for run in group.runs])
+    score = score[0].upper() + score[1:]
     return {
         "settings": [setting.label for setting in settings],
         "groups": [
@@ -89,7 +91,7 @@ def data(settings: Sequence[Setting], looks: dict[int, Look]) -> dict[str, Any]:
         "charts": [
             {
                 "name": chart.name,
-                "title": chart.title,
+                "title": chart.title.format(score),
                 "note": chart.note,
                 "unit": "%" if chart.percent else "",
                 "scale": chart.scale,
@@ -147,7 +149,7 @@ def _thinned(records: Sequence[Record], key: str, size: int) -> list[Record]:
 
 def _values(records: Sequence[Record], key: str) -> list[float]:
     """The field of all records, or of none if one lacks it."""
-    values = [number(record.get(key)) for record in records]
+    values = [number(field(record, key)) for record in records]
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else []
 

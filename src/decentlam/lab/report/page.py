@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentlam.lab.report import curves, network, prose, repeat, table, timing
+from decentlam.lab.report import curves, network, pictures, prose, repeat, table, timing
 from decentlam.lab.report.groups import Setting, collect
 from decentlam.lab.report.looks import DARK_PAPER, Look, looks
 from decentlam.lab.report.runs import Run
@@ -28,6 +28,7 @@ def build(runs: Sequence[Run]) -> str:
         "paragraph": escape(prose.paragraph(runs, settings)),
         "key numbers": "".join(_number(*item) for item in prose.key_numbers(runs, settings)),
         "tables": table.tables(settings, look),
+        "detections": pictures.section(settings, look),
         "oddities": _oddities(prose.oddities(runs)),
         "curves note": escape(_curves_note(settings)),
         "bars": timing.bars(settings, look),

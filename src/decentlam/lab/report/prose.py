@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decentlam.lab.report.groups import Setting
-from decentlam.lab.report.runs import Run, number
+from decentlam.lab.report.runs import Run, number, score_name
 from decentlam.lab.report.table import COLUMNS
 from decentlam.lab.report.text import (
     Spread,
@@ -83,7 +83,11 @@ def _winner(settings: Sequence[Setting]) -> str:
     if best is None or len(settings[0].groups) == 1:
         return ""
     right = percent_spread(best[1])
-    return f"The best averaged model is that of {best[0]}: {right} % of the test data are right."
+    score = score_name([run for group in settings[0].groups for run in group.runs])
+    value = f"its {score} is {right} %"
+    if score == "accuracy":
+        value = f"{right} % of the test data are right"
+    return f"The best averaged model is that of {best[0]}: {value}."
 
 
 def _best(settings: Sequence[Setting]) -> tuple[str, Spread] | None:

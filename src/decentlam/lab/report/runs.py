@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from decentlam.lab.values import parse_json
+
 Record = dict[str, Any]
 
+SCORES = {"top1": "accuracy", "ap50": "AP50"}  # of classification and of detection
 UNFINISHED = "unfinished"  # no end record: still running, or killed
 
 
@@ -50,7 +52,25 @@ class Run:
 
     def last(self, key: str) -> float | None:
         """The field at the last evaluation."""
-        return number(self.evaluations[-1].get(key)) if self.evaluations else None
+        return number(field(self.evaluations[-1], key)) if self.evaluations else None
+
+    @property
+    def score(self) -> str:
+        """The score that tells the most of this kind of training: one of SCORES."""
+        known = [name for name in SCORES if any(f"averaged_{name}" in r for r in self.evaluations)]
+        return known[0] if known else next(iter(SCORES))
+
+
+def field(record: Record, key: str) -> Any:
+    """A field of the record; {} in its name stands for the score that the record has."""
+    names = [key, *(key.format(score) for score in SCORES)]
+    return next((record[name] for name in names if name in record), None)
+
+
+def score_name(runs: Sequence[Run]) -> str:
+    """What the runs are judged by, in words."""
+    names = {SCORES[run.score] for run in runs if run.evaluations}
+    return names.pop() if len(names) == 1 else "score" if names else SCORES["top1"]
 
 
 def number(value: Any) -> float | None:
@@ -115,8 +135,8 @@ def _append(records: list[Record], record: Record) -> None:
 
 def _read_info(path: Path) -> Record:
     try:
-        info = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except json.JSONDecodeError as error:
+        info = parse_json(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
         raise ValueError(
             f"{path} is not JSON ({error}); it should be as `train` wrote it"
         ) from None
@@ -135,8 +155,8 @@ def _read_records(path: Path, notes: list[str]) -> Iterable[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = parse_json(line)
+        except ValueError:
             record = None
         if isinstance(record, dict):
             yield record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from decentlam.lab.report.groups import Group, Setting
 from decentlam.lab.report.looks import Look
-from decentlam.lab.report.runs import Run
+from decentlam.lab.report.runs import Run, score_name
 from decentlam.lab.report.text import (
     NOTHING,
     Spread,
@@ -62,8 +62,8 @@ def _wait_share(run: Run) -> float | None:
 
 
 def _worst_to_best(group: Group) -> str:
-    low = [run.last("nodes_top1_min") for run in group.averaged]
-    high = [run.last("nodes_top1_max") for run in group.averaged]
+    low = [run.last("nodes_{}_min") for run in group.averaged]
+    high = [run.last("nodes_{}_max") for run in group.averaged]
     known = [value for value in low + high if value is not None]
     if not known or len(known) < len(low + high):
         return ""
@@ -88,15 +88,15 @@ def _one_digit(value: Spread | None) -> str:
 
 
 COLUMNS = (
-    Column("averaged model", "%", _last("averaged_top1"), percent_spread, max, _progress),
-    Column("node mean", "%", _last("nodes_top1"), percent_spread, max, _worst_to_best),
+    Column("averaged model", "%", _last("averaged_{}"), percent_spread, max, _progress),
+    Column("node mean", "%", _last("nodes_{}"), percent_spread, max, _worst_to_best),
     Column("consensus distance", "", _last("consensus_distance"), quantity_spread, min),
     Column("images", "per s", images_per_second, quantity_spread, max),
     Column("wait", "% of time", wait_share, _one_digit, min),
 )
 
 _NOTE = (
-    "Accuracy on the test data at the end of training, ± standard deviation between seeds. "
+    "{} on the test data at the end of training, ± standard deviation between seeds. "
     "Averaged model: the parameters of all nodes averaged. Node mean: every node’s own model, from "
     "the worst node to the best below it. Consensus distance: the root mean square distance of the "
     "nodes from their average. Wait: the share of a step spent waiting for other nodes. Times "
@@ -108,7 +108,16 @@ _NOTE = (
 def tables(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
     parts = [_side_by_side(settings, looks)] if len(settings) > 1 else []
     parts += [_table(setting, looks) for setting in settings]
-    return "".join(parts) + f'<p class="small">{_NOTE}</p>'
+    score = _score(settings)
+    meaning = {"AP50": "AP50 (average precision at an overlap of 1/2, as COCO measures it)"}
+    note = _NOTE.format(meaning.get(score, score.capitalize()))
+    return "".join(parts) + f'<p class="small">{note}</p>'
+
+
+def _score(settings: Sequence[Setting]) -> str:
+    return score_name(
+        [run for setting in settings for group in setting.groups for run in group.runs]
+    )
 
 
 def swatch(look: Look, group: Group) -> str:
@@ -190,7 +199,7 @@ def _best(column: Column, groups: Sequence[Group]) -> str | None:
 
 
 def _side_by_side(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
-    """The accuracy of the averaged model: a row per method, a column per setting."""
+    """The score of the averaged model: a row per method, a column per setting."""
     accuracy = COLUMNS[0]
     found = [{(g.method, g.detail): g for g in setting.groups} for setting in settings]
     best = [_best(accuracy, setting.groups) for setting in settings]
@@ -208,7 +217,8 @@ def _side_by_side(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
         rows.append(f"<tr>{head}{''.join(cells)}</tr>")
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="All settings side by side">'
-        '<table class="results sortable"><caption><strong>Side by side</strong> accuracy of the '
-        f'averaged model, %</caption><thead><tr><th scope="col">method</th>{heads}</tr></thead>'
+        '<table class="results sortable"><caption><strong>Side by side</strong> '
+        f"{_score(settings)} of the averaged model, %</caption>"
+        f'<thead><tr><th scope="col">method</th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -1,9 +1,10 @@
-"""The studies of the paper: three that need no training data, three that train, one that times."""
+"""The studies of the paper: three that need no training data, four that train, one that times."""
 
 from __future__ import annotations
 
 from decentlam.lab.studies import (
     bias,
+    detection,
     large_batch,
     models,
     regression,
@@ -20,5 +21,6 @@ STUDIES: dict[str, Study] = {
     "large-batch": large_batch.STUDY,
     "models": models.STUDY,
     "topologies": topologies.STUDY,
+    "detection": detection.STUDY,
     "runtime": runtime.STUDY,
 }

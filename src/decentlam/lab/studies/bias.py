@@ -11,7 +11,7 @@ from decentlam import Nodes
 from decentlam.lab import plots
 from decentlam.lab.problems import LinearRegression, linear_regression
 from decentlam.lab.study import Record, Study, Tick, fitted_slope, silent
-from decentlam.theory import fixed_point, inconsistency_bias, momentum_power
+from decentlam.lab.theory import fixed_point, inconsistency_bias, momentum_power
 from decentlam.topology import Topology, resolve
 
 # Each sweep's x-axis, and the power of it in the paper's orders; beta's depends on the method.
@@ -44,7 +44,7 @@ class Bias:
     betas: tuple[float, ...] = (0.6, 0.8, 0.9, 0.95)
     beta_lr: float = 1e-5
     lrs: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
-    paces: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)  # (1-t) I + t W: rho -> 1, the same graph
+    rates: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)  # (1-t) I + t W: rho -> 1, the same graph
     topologies: tuple[str, ...] = ("torus", "ring", "star")
     rho_lr: float = 3e-5
     factors: tuple[float, ...] = (0.1, 1.0, 10.0)  # times b
@@ -65,7 +65,7 @@ def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Bias
         betas=(0.8, 0.9, 0.95),
         beta_lr=3e-5,
         lrs=(3e-5, 1e-4, 3e-4),
-        paces=(1.0, 0.5, 0.25),
+        rates=(1.0, 0.5, 0.25),
         topologies=("ring",),
         rho_lr=1e-4,
         tolerance=1e-3,
@@ -76,7 +76,7 @@ def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Bias
 def points(setting: Bias) -> list[Point]:
     """Everything the study measures. DSGD has no momentum: one point of it is the reference."""
     W = resolve(setting.topology, setting.nodes)
-    paced = [W.lazy(pace) if pace < 1 else W for pace in setting.paces]
+    lazier = [W.lazy(rate) if rate < 1 else W for rate in setting.rates]
     others = [resolve(name, setting.nodes) for name in setting.topologies]
     fitted_lrs = sorted(setting.lrs)[:FITTED_LRS]
     beta = setting.momentum
@@ -84,7 +84,7 @@ def points(setting: Bias) -> list[Point]:
     for method in setting.methods:
         found += [Point("beta", method, W, setting.beta_lr, b) for b in setting.betas]
         found += [Point("lr", method, W, lr, beta, in_fit=lr in fitted_lrs) for lr in setting.lrs]
-        found += [Point("rho", method, network, setting.rho_lr, beta) for network in paced]
+        found += [Point("rho", method, network, setting.rho_lr, beta) for network in lazier]
         found += [Point("b2", method, W, setting.factor_lr, beta, f) for f in setting.factors]
         if method in ("dmsgd", "decentlam"):
             found += [
@@ -195,7 +195,7 @@ def notes(setting: Bias, records: Sequence[Record]) -> list[str]:
         f"{ratio('beta', beta=beta):.3g}; 1/(1-beta)^2 is {1 / (1 - beta) ** 2:.3g}.",
         "The paper's orders are upper bounds. da-dmsgd stays below its own: an eigenvalue z of W "
         "contributes 1/(1 - beta z), which is 1/(1-beta) only for z near 1. In rho the slope is "
-        "that of one graph at several paces; other graphs spread their eigenvalues differently.",
+        "that of one graph at several rates; other graphs spread their eigenvalues differently.",
     ]
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from decentlam.lab import style
-from decentlam.lab.accuracy import NODES, scores, where
+from decentlam.lab.accuracy import AVERAGED, NODES, scores, where
 from decentlam.lab.data import load
 from decentlam.lab.study import Record
 
@@ -51,9 +51,14 @@ def check_data(name: str, path: str | None) -> None:
         ) from None
 
 
-def dot_panels(panels: Mapping[str, Sequence[Record]], rows: str) -> Figure:
+def dot_panels(
+    panels: Mapping[str, Sequence[Record]],
+    rows: str,
+    keys: tuple[str, str] = (AVERAGED, NODES),
+    what: str = "test accuracy, %",
+) -> Figure:
     """A panel per title, a band per value of `rows`: every seed, filled for the averaged model,
-    hollow for the mean of the nodes' own ones."""
+    hollow for the mean of the nodes' own ones; `keys` are the two scores."""
     names = {title: list(dict.fromkeys(r[rows] for r in found)) for title, found in panels.items()}
     methods = list(dict.fromkeys(r["method"] for found in panels.values() for r in found))
     height = 1.4 + 0.85 * max(map(len, names.values()))
@@ -64,12 +69,12 @@ def dot_panels(panels: Mapping[str, Sequence[Record]], rows: str) -> Figure:
             present = [method for method in methods if where(here, method=method)]
             for place, method in enumerate(reversed(present)):
                 y = band + 0.7 * ((place + 0.5) / len(present) - 0.5)
-                _draw_seeds(ax, where(here, method=method), method, y)
+                _draw_seeds(ax, where(here, method=method), method, y, keys)
             if band:
                 ax.axhline(band - 0.5, color="#DDDDDD", linewidth=0.8)
         ax.grid(visible=False, axis="y")
         ax.set_yticks(range(len(names[title])), list(reversed(names[title])))
-        ax.set(title=title, xlabel="test accuracy, %", ylim=(-0.5, len(names[title]) - 0.5))
+        ax.set(title=title, xlabel=what, ylim=(-0.5, len(names[title]) - 0.5))
     handles = [Line2D([], [], label=style.label(m), **style.points(m)) for m in methods]
     grey = style.points("pmsgd") | {"color": style.GREY, "marker": "o"}
     handles += [
@@ -80,8 +85,10 @@ def dot_panels(panels: Mapping[str, Sequence[Record]], rows: str) -> Figure:
     return figure
 
 
-def _draw_seeds(ax: Axes, records: Sequence[Record], method: str, y: float) -> None:
-    averaged, nodes = scores(records), scores(records, NODES)
+def _draw_seeds(
+    ax: Axes, records: Sequence[Record], method: str, y: float, keys: tuple[str, str]
+) -> None:
+    averaged, nodes = (scores(records, key) for key in keys)
     ax.plot(nodes, [y] * len(nodes), **style.points(method) | {"markerfacecolor": "white"})
     ax.plot(averaged, [y] * len(averaged), **style.points(method))
     if not averaged:

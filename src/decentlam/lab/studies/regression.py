@@ -12,7 +12,7 @@ from decentlam import ALGORITHMS, simulate
 from decentlam.lab import plots
 from decentlam.lab.problems import LinearRegression, linear_regression
 from decentlam.lab.study import Record, Study, Tick, silent
-from decentlam.theory import fixed_point
+from decentlam.lab.theory import fixed_point
 from decentlam.topology import Topology, resolve
 
 TARGET = 1e-4  # the relative error that "steps to" counts

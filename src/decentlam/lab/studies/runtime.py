@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decentlam.cost.model import Exchange
+from decentlam.analysis.cost.model import Exchange
 from decentlam.lab.emulation.contenders import RIVALS, choose, have_rivals
 from decentlam.lab.emulation.hosts import bits_per_second
 from decentlam.lab.emulation.results import left_out, limits, machine, summary

@@ -12,7 +12,7 @@ from torch import Tensor
 from decentlam import Nodes
 from decentlam.lab import plots
 from decentlam.lab.study import Record, Study, Tick, fitted_slope, silent
-from decentlam.theory import largest_momentum, lr_nonconvex, lr_strongly_convex
+from decentlam.lab.theory import largest_momentum, lr_nonconvex, lr_strongly_convex
 from decentlam.topology import resolve
 
 # What each corollary bounds, and the slope of the bound in n; corollary 2's has a factor

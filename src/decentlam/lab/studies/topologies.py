@@ -9,13 +9,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from decentlam.algorithms import make as make_algorithm
+from decentlam.analysis.stability import growth_rate
 from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, signed, where
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
 from decentlam.lab.studies.common import FASHION, check_data, dot_panels, fitting, seeds_from
 from decentlam.lab.study import Record, Study, Tick, silent
 from decentlam.lab.sweep import sweep
-from decentlam.stability import growth_rate
 from decentlam.topology import resolve
 
 STEADY = "decentlam-steady"

@@ -87,10 +87,11 @@ def words(latest: Record) -> str:
         parts.append(f"epoch {latest['epoch']:.4g}")
     if latest.get("loss") is not None:
         parts.append(f"loss {latest['loss']:.4f}")
-    if "averaged_top1" in latest:
-        low, high = latest["nodes_top1_min"], latest["nodes_top1_max"]
-        parts.append(f"top-1 {latest['averaged_top1']:.2%} (nodes {low:.2%} to {high:.2%})")
-        parts.append(f"distance {_number(latest['consensus_distance'])}")
+    for key, name in (("top1", "top-1"), ("ap50", "AP50")):
+        if latest.get(f"averaged_{key}") is not None:
+            low, high = latest[f"nodes_{key}_min"], latest[f"nodes_{key}_max"]
+            parts.append(f"{name} {latest[f'averaged_{key}']:.2%} (nodes {low:.2%} to {high:.2%})")
+            parts.append(f"distance {_number(latest['consensus_distance'])}")
     if latest.get("step_seconds"):
         wait = latest["wait_seconds"] / latest["step_seconds"]
         data = latest["data_seconds"] / latest["step_seconds"]

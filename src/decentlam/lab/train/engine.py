@@ -9,10 +9,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from decentlam.algorithms import Algorithm, Reach
+from decentlam.algorithms import Algorithm, always_everyone
+from decentlam.checkpoint import Saving
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.meter import Meter
+from decentlam.lab.train.tasks.base import Batch, Numbers, Outcome
 from decentlam.topology import Topology
+
+KEEP = 2  # checkpoints of a run
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,14 @@ class Cost:
 
     wait_seconds: float
     bytes_sent: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of the averaged model and of the nodes' own, and what the averaged model did."""
+
+    numbers: Numbers
+    averaged: list[Outcome]  # on every test batch
 
 
 class Engine(Protocol):
@@ -45,11 +57,11 @@ class Engine(Protocol):
     @property
     def cost(self) -> Cost: ...
 
-    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Trains on (len(nodes), batch, ...); returns the losses (len(nodes),) before it.*"""
+    def step(self, batches: Sequence[Batch]) -> Tensor:
+        """Trains on a batch for each of `nodes`; returns the losses (len(nodes),) before it.*"""
 
-    def evaluate(self, workers: int) -> dict[str, Any]:
-        """Numbers of the averaged model and of every node's own, on the whole test set.*"""
+    def evaluate(self, workers: int) -> Evaluation:
+        """The averaged model and every node's own, on the whole test set.*"""
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Each value in the mean over all processes.*"""
@@ -57,27 +69,18 @@ class Engine(Protocol):
     def highest(self, values: Sequence[float]) -> list[float]:
         """The highest of each value over all processes.*"""
 
-    def save(self, path: Path, meter: Meter) -> None:
-        """Writes a checkpoint.*"""
+    def save(self, path: Path, meter: Meter) -> Saving:
+        """Writes a checkpoint, in the background.*"""
 
     def load(self, path: Path, meter: Meter) -> int:
         """Goes back to a checkpoint; returns how many steps had been taken.*"""
 
 
-def always_everyone(algorithm: Algorithm) -> bool:
-    """Whether the method averages exactly at every step, as the all-reduce baselines do."""
-    return all(algorithm.reach(step) is Reach.EVERYONE for step in range(2))
-
-
 def models_sent(algorithm: Algorithm, network: Topology, step: int) -> float:
     """What a node sends at a step, in the mean, in units of one tensor of the model's size."""
-    n = network.num_nodes
-    reach = algorithm.reach(step)
-    if reach is Reach.EVERYONE:
-        messages = 2 * (n - 1) / n  # of a ring all-reduce
-    else:
-        messages = network.messages(step).double().mean().item() if reach is not Reach.NOBODY else 0
-    return algorithm.payloads(step) * messages
+    peers = network.messages(step).double().mean().item()
+    sent = algorithm.reach(step).messages_sent(network.num_nodes, peers)
+    return algorithm.payloads(step) * sent
 
 
 def traffic(recipe: Recipe, parameters: int, bytes_each: int) -> dict[str, Any]:

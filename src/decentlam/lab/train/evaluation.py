@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,26 +33,6 @@ def score(model: nn.Module, batch: tuple[Tensor, Tensor], numerics: Numerics) ->
     best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
     loss = F.cross_entropy(outputs.double(), labels, reduction="sum")
     return [loss.item(), best[:, 0].sum().item(), best.sum().item(), float(len(labels))]
-
-
-def add(total: Scores, more: Scores) -> None:
-    total[:] = [a + b for a, b in zip(total, more, strict=True)]
-
-
-def numbers(averaged: Scores, nodes: Sequence[Scores], distance: float) -> dict[str, Any]:
-    """The evaluation record's numbers: of the averaged model, and of the nodes' own models."""
-    loss, top1, top5, samples = averaged
-    own = [node[1] / node[3] for node in nodes]
-    return {
-        "averaged_top1": top1 / samples,
-        "averaged_top5": top5 / samples,
-        "averaged_loss": loss / samples,
-        "nodes_top1": sum(own) / len(own),
-        "nodes_top1_min": min(own),
-        "nodes_top1_max": max(own),
-        "nodes_loss": sum(node[0] / node[3] for node in nodes) / len(nodes),
-        "consensus_distance": distance,
-    }
 
 
 @torch.no_grad()

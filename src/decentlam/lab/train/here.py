@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from decentlam.checkpoint.together import together
+from decentlam.checkpoint.directory import find
+from decentlam.checkpoint.together import on_process_0, together
 from decentlam.exchange.network import ALONE, Network, connect
-from decentlam.lab.data import Batches, load, split
+from decentlam.lab.data import Batches, split
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train import display, loop, records
 from decentlam.lab.train.engine import Engine
@@ -21,6 +23,7 @@ from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.numerics import Numerics, device_here
 from decentlam.lab.train.processes import Processes
 from decentlam.lab.train.simulated import Simulated
+from decentlam.lab.train.tasks import make_task
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +55,19 @@ class Summary:
 
 def train_here(order: Order, wished: Callable[[], bool]) -> Summary:
     """Trains and, on process 0, writes the run directory; raises `loop.DivergenceError`."""
-    recipe, directory = order.recipe, order.directory
     network = ALONE if order.simulate else connect()
-    together(network, lambda: _check(order, network))
+    claim = records.claimed(order.directory, order.recipe, order.simulate, order.resume)
+    with contextlib.ExitStack() as held:
+        on_process_0(network, lambda: held.enter_context(claim))
+        return _train(order, network, wished)
+
+
+def _train(order: Order, network: Network, wished: Callable[[], bool]) -> Summary:
+    recipe, directory = order.recipe, order.directory
     job, engine = _build(order, network)
     meter, step = Meter(), 0
     checkpoint = directory / records.CHECKPOINT
-    if order.resume and network.gather(checkpoint.exists())[0]:
+    if order.resume and network.gather(on_process_0(network, lambda: bool(find(checkpoint))))[0]:
         step = engine.load(checkpoint, meter)
     steps = recipe.steps(job.batches.steps_per_epoch)
     if network.rank != 0:
@@ -66,7 +75,10 @@ def train_here(order: Order, wished: Callable[[], bool]) -> Summary:
         return Summary(status, str(directory), done, steps, meter.seconds, None)
     if (note := recipe.chosen()[2]) is not None:
         log.warning("%s", note)
+    for note in [] if order.quiet else job.task.notes:  # a study would say them for every run
+        log.warning("%s", note)
     info = records.describe(recipe, engine, order.simulate, job.batches.steps_per_epoch, directory)
+    info["notes"] = job.task.notes
     writer = records.Records(directory, info, step)
     screen = display.choose(order.quiet, f"{recipe.method} on {recipe.data}", steps, step)
 
@@ -83,25 +95,21 @@ def train_here(order: Order, wished: Callable[[], bool]) -> Summary:
     return Summary(status, str(directory), done, steps, seconds, writer.last_evaluation)
 
 
-def _check(order: Order, network: Network) -> None:
-    if network.rank == 0:
-        records.check(order.directory, order.recipe, order.simulate, order.resume)
-
-
 def _build(order: Order, network: Network) -> tuple[Job, Engine]:
     recipe = order.recipe
-
-    def read() -> Job:
-        data = load(recipe.data, recipe.data_path)
-        shards = split(data.labels, recipe.nodes, recipe.shards, recipe.seed)
-        batches = Batches(shards, recipe.batch_per_node, recipe.seed)
-        return Job(recipe, order.directory, data, batches, order.workers)
-
-    job = together(network, read)
     backend = None if network.group is None else str(dist.get_backend(network.group))
     numerics = Numerics(recipe.precision, device_here(backend))
+
+    def read() -> Job:
+        task = make_task(recipe, numerics)
+        shards = split(task.labels, recipe.nodes, recipe.shards, recipe.seed)
+        piece = min(recipe.micro_batch or recipe.batch_per_node, recipe.batch_per_node)
+        batches = Batches(shards, recipe.batch_per_node, recipe.seed, task.shapes, piece)
+        return Job(recipe, order.directory, task, batches, order.workers, network.rank == 0)
+
+    job = together(network, read)
     kind = Simulated if order.simulate else Processes
-    return job, kind(recipe, job.data, numerics, job.batches.steps_per_epoch)
+    return job, kind(recipe, job.task, numerics, job.batches.steps_per_epoch)
 
 
 def _nothing(kind: str, step: int, **values: Any) -> None:

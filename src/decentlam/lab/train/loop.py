@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decentlam.errors import NonFiniteError
-from decentlam.lab.data import Batches, Data, feed
+from decentlam.lab.data import Batches, feed
 from decentlam.lab.data.feed import Step
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engine import Engine
 from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.records import CHECKPOINT
 from decentlam.lab.train.stop import Agreement
+from decentlam.lab.train.tasks import Task
 
 Write = Callable[..., object]  # (kind, step, **values); does nothing where nobody records
 
@@ -34,9 +35,10 @@ class Job:
 
     recipe: Recipe
     directory: Path
-    data: Data
+    task: Task
     batches: Batches
     workers: int
+    writes: bool  # whether this process writes the run directory
 
     def epoch(self, step: int) -> float:
         return step / self.batches.steps_per_epoch
@@ -50,7 +52,7 @@ def run(
     steps = recipe.steps(per_epoch)
     evaluate_every = max(1, round(recipe.evaluate_every * per_epoch))
     agreement = Agreement(engine, wished)
-    supply = feed(job.data, job.batches, engine.nodes, first, steps, job.workers)
+    supply = feed(job.task, job.batches, engine.nodes, first, steps, job.workers)
     with contextlib.closing(supply):  # stops the workers
         for done in range(first + 1, steps + 1):
             lr = engine.lr
@@ -60,20 +62,25 @@ def run(
                 values["images_per_second"] = recipe.batch / values["step_seconds"]
                 write("step", done, epoch=job.epoch(done), lr=lr, **values)
             if done % evaluate_every == 0 or done == steps:
-                write("evaluation", done, epoch=job.epoch(done), **engine.evaluate(job.workers))
-                engine.save(job.directory / CHECKPOINT, meter)
+                evaluation = engine.evaluate(job.workers)
+                write("evaluation", done, epoch=job.epoch(done), **evaluation.numbers)
+                if job.writes:
+                    job.task.illustrate(job.directory, evaluation.averaged)
+                saving = engine.save(job.directory / CHECKPOINT, meter)
+                if done == steps:
+                    saving.wait()
             if done < steps and agreement.stop_after(done):
-                engine.save(job.directory / CHECKPOINT, meter)
+                engine.save(job.directory / CHECKPOINT, meter).wait()
                 return "interrupted", done
     return "finished", steps
 
 
 def _step(engine: Engine, supply: Iterator[Step], meter: Meter, number: int) -> None:
     begun = time.perf_counter()
-    inputs, labels = next(supply)
+    batches = next(supply)
     loaded = time.perf_counter()
     try:
-        losses = engine.step(inputs, labels)
+        losses = engine.step(batches)
     except NonFiniteError as error:
         raise DivergenceError(number - 1, meter.seconds, str(error)) from error
     ended, cost = time.perf_counter(), engine.cost

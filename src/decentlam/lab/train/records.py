@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from decentlam.lab import recipes
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engine import Engine, traffic
+from decentlam.lab.values import parse_json
 from decentlam.lab.versions import versions
 
 Record = dict[str, Any]
 
+# The numbers of an evaluation that summaries show.
+SCORES = {
+    "classification": ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance"),
+    "detection": (
+        *("averaged_ap50", "averaged_ap", "averaged_voc_ap50", "nodes_ap50", "nodes_ap"),
+        *("nodes_voc_ap50", "nodes_ap50_min", "consensus_distance"),
+    ),
+}
 RUN, RECORDS, CHECKPOINT, TENSORBOARD = "run.json", "records.jsonl", "checkpoint", "tensorboard"
+
+
+@contextmanager
+def claimed(directory: Path, recipe: Recipe, simulated: bool, resume: bool) -> Iterator[None]:
+    """Checks the directory and keeps other runs out of it; a lock ends with its process."""
+    if resume:
+        check(directory, recipe, simulated, resume)  # before a directory is made
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{directory} cannot be made: {error.strerror}; choose another with --out"
+        ) from None
+    lock = directory / ".lock"
+    try:
+        with open(lock, "a", encoding="utf-8") as file:
+            _lock(file, directory)
+            check(directory, recipe, simulated, resume)
+            yield
+    finally:
+        if not (directory / RUN).exists():  # it came to nothing
+            with suppress(OSError):
+                lock.unlink()
+                directory.rmdir()
+
+
+def _lock(file: IO[str], directory: Path) -> None:
+    try:
+        import fcntl  # not on every platform
+    except ImportError:
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        raise ValueError(
+            f"another run is writing to {directory}; wait for its end, or choose another "
+            "directory with --out"
+        ) from None
 
 
 def read_recipe(directory: Path) -> tuple[Recipe, bool]:
@@ -26,8 +78,15 @@ def read_recipe(directory: Path) -> tuple[Recipe, bool]:
     file = directory / RUN
     if not file.is_file():
         raise ValueError(f"there is no run to resume in {directory}: it has no {RUN}")
-    info = json.loads(file.read_text(encoding="utf-8"))
-    return recipes.from_json(info["recipe"]), info["simulated"]
+    try:
+        info = parse_json(file.read_bytes())
+        recipe, simulated = recipes.from_json(info["recipe"]), info["simulated"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{file} is damaged or of another version: {type(error).__name__}: {error}; choose "
+            "another directory with --out, or start anew"
+        ) from error
+    return recipe, bool(simulated)
 
 
 def check(directory: Path, recipe: Recipe, simulated: bool, resume: bool) -> None:
@@ -119,7 +178,7 @@ def read(directory: Path) -> list[Record]:
     if not (directory / RECORDS).exists():
         return []
     lines = (directory / RECORDS).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return [parse_json(line) for line in lines[:-1] if line]
 
 
 def finish(directory: Path, status: str, step: int, seconds: float) -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from decentlam.errors import LaunchError
 from decentlam.exchange.network import connect
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train import records
 from decentlam.lab.train.here import Order, Summary, train_here
 from decentlam.lab.train.loop import DivergenceError
 from decentlam.lab.train.stop import Stop
-from decentlam.launch import find_place, init, launch
-from decentlam.launch.place import LOOPBACK
+from decentlam.lab.values import explained
+from decentlam.launch import find_place, launch
+from decentlam.launch.group import init
 
-_STOP, _DIVERGED, _REFUSED = "stop", "diverged", "refused"
-_runs = itertools.count()  # runs of one process group: each has its own notes in the store
+_DIVERGED = "diverged"  # a key of the group's store, which says where and when
+_runs = itertools.count()  # runs of one process group: each has its own keys
 
 
 def train(
@@ -41,23 +46,19 @@ def train(
     """
     order = Order(recipe, directory, simulate, resume, workers, quiet)
     stop = stop or Stop()
-    if simulate:
-        return _simulated(order, stop)
-    if dist.is_initialized() or find_place() is not None:
-        return _joined(order, stop)
-    return _launched(order, stop)
+    if simulate or dist.is_initialized() or find_place() is not None:
+        return _here(order, lambda: stop.requested)
+    return _in_new_processes(order, stop)
 
 
-def _simulated(order: Order, stop: Stop) -> Summary:
-    with torch.random.fork_rng(devices=[]):  # dropout is seeded by the recipe
-        try:
-            return train_here(order, lambda: stop.requested)
-        except DivergenceError as diverged:
-            return _diverged(order, diverged, write=True)
-
-
-def _joined(order: Order, stop: Stop) -> Summary:
-    """As one of the processes that a launcher, or the caller, has started."""
+def _here(order: Order, wished: Callable[[], bool]) -> Summary:
+    """This process's part: all simulated nodes, or one node of the group that it is in."""
+    if order.simulate:
+        with torch.random.fork_rng(devices=[]):  # dropout is seeded by the recipe
+            try:
+                return train_here(order, wished)
+            except DivergenceError as diverged:
+                return _diverged(order, diverged, write=True)
     init()
     network = connect()
     if network.num_processes != order.recipe.nodes:
@@ -69,7 +70,7 @@ def _joined(order: Order, stop: Stop) -> Summary:
         f"decentlam train {next(_runs)}", dist.distributed_c10d._get_default_store()
     )
     try:
-        return train_here(order, lambda: stop.requested)
+        return train_here(order, wished)
     except DivergenceError as diverged:
         store.set(_DIVERGED, json.dumps(diverged.args))
         found = diverged
@@ -82,39 +83,32 @@ def _joined(order: Order, stop: Stop) -> Summary:
     return summary
 
 
-def _launched(order: Order, stop: Stop) -> Summary:
-    """In new processes on this machine, which this one watches over."""
+def _in_new_processes(order: Order, stop: Stop) -> Summary:
+    """One per node on this machine. A file asks them to stop: they look about once a second."""
     records.check(order.directory, order.recipe, order.simulate, order.resume)
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    stop.forward = lambda: store.set(_STOP, "1")
     backend = "nccl" if torch.cuda.device_count() >= order.recipe.nodes else "gloo"
-    try:
-        summary: Summary = launch(_node, order.recipe.nodes, (order, store.port), backend)[0]
-        return summary
-    except RuntimeError:
-        if store.check([_DIVERGED]):
-            found = DivergenceError(*json.loads(store.get(_DIVERGED)))
-            return _diverged(order, found, write=True)
-        if store.check([_REFUSED]):
-            raise ValueError(store.get(_REFUSED).decode()) from None
-        raise
-    finally:
-        stop.forward = None
+    with tempfile.TemporaryDirectory() as directory:
+        asked = Path(directory) / "stop"
+        stop.forward = asked.touch
+        try:
+            summary: Summary = launch(_node, order.recipe.nodes, (order, asked), backend)[0]
+            return summary
+        except LaunchError as error:
+            if stop.requested and "killed by SIGTERM" in str(error):  # it had not begun to train
+                raise KeyboardInterrupt from None
+            if isinstance(error.__cause__, ValueError | OSError):  # the user's to mend, in one line
+                raise ValueError(str(error.__cause__)) from None
+            if (text := explained(error.__cause__)) is not None:
+                raise LaunchError(f"{str(error).split(' failed:')[0]}: {text}") from None
+            raise
+        finally:
+            stop.forward = None
 
 
-def _node(order: Order, port: int) -> Summary:
-    """The life of one of those processes. What goes wrong is noted in the parent's store first:
-    when a process fails, the parent ends all others."""
-    store = dist.TCPStore(LOOPBACK, port, is_master=False)
-    looks = dist.get_rank() == 0
-    try:
-        return train_here(order, lambda: looks and store.check([_STOP]))
-    except DivergenceError as diverged:
-        store.set(_DIVERGED, json.dumps(diverged.args))
-        raise
-    except (ValueError, OSError) as error:
-        store.set(_REFUSED, str(error))
-        raise
+def _node(order: Order, asked: Path) -> Summary:
+    # timeout, SLURM and containers send it to all processes, not only to the one that waits.
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.touch())
+    return _here(order, asked.exists)
 
 
 def _diverged(order: Order, diverged: DivergenceError, write: bool) -> Summary:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from decentlam.lab.signals import handled_by
 from decentlam.lab.train.engine import Engine
 
 _LOOK_SECONDS = 1.0  # between two looks whether any process was asked to stop
@@ -28,12 +29,8 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[Stop]:
-        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled_by(self._on_signal, signal.SIGINT, signal.SIGTERM):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data loader's, with a copy of this handler

@@ -5,38 +5,43 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 
-from decentlam import ALGORITHMS
-from decentlam.checkpoint.together import together
-from decentlam.exchange.network import connect
-from decentlam.lab.data import DATASETS
-from decentlam.lab.models import MODELS
-from decentlam.lab.recipes import BATCH_NORMS, PRECISIONS, RECIPES, Recipe, make
-from decentlam.lab.schedules import SCHEDULES
-from decentlam.lab.terminal import console, print_json, print_table
-from decentlam.lab.train.here import Summary
-from decentlam.lab.train.records import RUN, read_recipe
-from decentlam.lab.train.run import train as run
-from decentlam.lab.train.stop import Stop
-from decentlam.launch import find_place, init
-from decentlam.stability import CHOICES
+from decentlam.lab.names import (
+    ALGORITHMS,
+    BATCH_NORMS,
+    DATASETS,
+    DETECTION_DATASETS,
+    DETECTORS,
+    MODELS,
+    PRECISIONS,
+    RECIPES,
+    SCHEDULES,
+    STABLE,
+    TOPOLOGIES,
+)
+from decentlam.lab.terminal import console, one_of, print_json, print_table
+from decentlam.launch import find_place
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # what takes seconds to import is imported where it is used
+    from decentlam.lab.recipes import Recipe
+    from decentlam.lab.train import Stop
+    from decentlam.lab.train.here import Summary
 
 DEFAULT_RECIPE = "digits"
 EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
 
 
-def _option(*names: str, about: str, choices: Any = ()) -> Any:
+def _option(*names: str, about: str, choices: Sequence[str] = (), listed: bool = True) -> Any:
     """An option of the recipe: left out, the recipe's own value counts."""
-    among = f" One of {', '.join(choices)}." if choices else ""
-    return typer.Option(*names, help=about + among, show_default=False)
+    among = f" One of {', '.join(choices)}." if choices and listed else ""
+    callback = one_of(choices) if choices else None
+    return typer.Option(*names, help=about + among, show_default=False, callback=callback)
 
 
 Float: TypeAlias = float | None
@@ -47,10 +52,14 @@ Text: TypeAlias = str | None
 def train(
     recipe: Annotated[Text, _option(about="Start from this recipe.", choices=RECIPES)] = None,
     method: Annotated[Text, _option(about="What nodes do.", choices=ALGORITHMS)] = None,
-    topology: Annotated[Text, _option(about="One of `decentlam topologies`.")] = None,
+    topology: Annotated[
+        Text, _option(about="One of `decentlam topologies`.", choices=TOPOLOGIES, listed=False)
+    ] = None,
     nodes: Annotated[Int, _option("-n", "--nodes", about="Number of nodes.")] = None,
-    model: Annotated[Text, _option(about="What is trained.", choices=MODELS)] = None,
-    data: Annotated[Text, _option(about="On what.", choices=DATASETS)] = None,
+    model: Annotated[Text, _option(about="What is trained.", choices=(*MODELS, *DETECTORS))] = None,
+    data: Annotated[
+        Text, _option(about="On what.", choices=(*DATASETS, *DETECTION_DATASETS))
+    ] = None,
     data_path: Annotated[Text, _option(about="Where the data is.")] = None,
     shards: Annotated[
         Text, _option(about="How data is dealt: iid, label-sorted:K or dirichlet:ALPHA.")
@@ -67,7 +76,7 @@ def train(
         bool | None, _option("--nesterov/--no-nesterov", about="Nesterov's momentum.")
     ] = None,
     stable: Annotated[
-        Text, _option(about="Where momentum on changing weights diverges.", choices=CHOICES)
+        Text, _option(about="Where momentum on changing weights diverges.", choices=STABLE)
     ] = None,
     hyper: Annotated[
         list[str] | None,
@@ -85,8 +94,27 @@ def train(
         Float, _option(about="Epochs between evaluations, and checkpoints.")
     ] = None,
     log_every: Annotated[Int, _option(about="Steps per record.")] = None,
+    image_size: Annotated[
+        Int, _option(about="Detection: pixels of the shorter side of images.")
+    ] = None,
+    weights: Annotated[
+        Text, _option(about="Detection: a file that torchvision published, to start from.")
+    ] = None,
+    skip_bad_boxes: Annotated[
+        bool | None,
+        _option(
+            "--skip-bad-boxes/--no-skip-bad-boxes",
+            about="Detection: leave out boxes that cannot be, and say how many.",
+        ),
+    ] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="All nodes in this process.")
+    ] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic", help="Go on when processes die, and start them again; see docs/survive.md."
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Run directory; default out/train/RECIPE-CHANGES.")
@@ -109,25 +137,53 @@ def train(
     after a step and keeps a checkpoint; a second one stops at once.
     """
     changes = changes_of(locals())
+    from decentlam.lab.train import Stop
+    from decentlam.lab.train import train as run
+    from decentlam.launch.group import init
+
     place = None if simulate else find_place()
     if place is not None:
         init()
         changes.setdefault("nodes", place.num_processes)
     first = place is None or place.rank == 0
-    chosen, directory, simulate = _on_process_0(
+    chosen, directory, simulate = _of_process_0(
         lambda: _plan(recipe, changes, out, resume, simulate, launched=place is not None)
     )
     again = f"decentlam train --resume --out {directory}"
     stop = Stop(launched=place is not None, notify=_announce if first and not quiet else None)
     with stop.listening():
-        summary = run(chosen, directory, simulate, resume, workers=workers, quiet=quiet, stop=stop)
+        if elastic:
+            other = simulate or resume or place is not None
+            summary = _elastic(chosen, directory, other, quiet, stop)
+        else:
+            summary = run(
+                chosen, directory, simulate, resume, workers=workers, quiet=quiet, stop=stop
+            )
     if first:
         _report(summary, chosen, again, as_json, quiet)
     raise typer.Exit(EXIT_CODES[summary.status])
 
 
+def _elastic(recipe: Recipe, directory: Path, other: bool, quiet: bool, stop: Stop) -> Summary:
+    from decentlam.lab.train.elastic import train_elastic
+
+    if other:
+        raise ValueError(
+            "--elastic starts processes of its own, from the beginning; leave out --simulate and "
+            "--resume, and torchrun"
+        )
+
+    def note(text: str) -> None:
+        if not quiet:
+            typer.echo(f"decentlam: {text}", err=True)
+
+    return train_elastic(recipe, directory, quiet=quiet, note=note, stopped=lambda: stop.requested)
+
+
 def changes_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the options of `train` change in a recipe."""
+    from decentlam.lab.recipes import Recipe
+
     names = [field.name for field in dataclasses.fields(Recipe)]
     changes = {name: options[name] for name in names if options[name] is not None}
     if "hyper" in changes:
@@ -141,15 +197,17 @@ def recipes(
     ] = False,
 ) -> None:
     """List the recipes of `decentlam train`."""
+    from decentlam.lab.recipes import RECIPES as MAKERS
+
     if as_json:
-        return print_json({name: maker().as_json() for name, maker in RECIPES.items()})
+        return print_json({name: maker().as_json() for name, maker in MAKERS.items()})
     keys = ("data", "model", "nodes", "topology", "batch", "lr", "epochs", "schedule", "shards")
     rows = []
-    for name, maker in RECIPES.items():
+    for name, maker in MAKERS.items():
         values = maker().as_json()
         rows.append({"recipe": name, **{key: values[key] for key in keys}})
     print_table(rows)
-    about = {name: (inspect.getdoc(maker) or "").split("\n")[0] for name, maker in RECIPES.items()}
+    about = {name: (inspect.getdoc(maker) or "").split("\n")[0] for name, maker in MAKERS.items()}
     console().print("\n" + "\n".join(f"{name:<22}{text}" for name, text in about.items()))
 
 
@@ -162,6 +220,9 @@ def _plan(
     launched: bool,
 ) -> tuple[Recipe, Path, bool]:
     """The recipe, where it is run, and whether it is simulated."""
+    from decentlam.lab.recipes import make
+    from decentlam.lab.train.records import read_recipe
+
     if not resume:
         recipe = make(name or DEFAULT_RECIPE, **changes)
         return recipe, out or _free(_default(name, changes)), simulate
@@ -181,17 +242,23 @@ def _default(name: str | None, changes: dict[str, Any]) -> Path:
 
 
 def _free(path: Path) -> Path:
-    return next(p for p in _numbered(path) if not (p / RUN).exists())
+    return next(p for p in _numbered(path) if not _holds_a_run(p))
 
 
 def _latest(path: Path) -> Path:
     """The last of the runs that were started with the same options."""
     latest = path
     for candidate in _numbered(path):
-        if not (candidate / RUN).exists():
+        if not _holds_a_run(candidate):
             break
         latest = candidate
     return latest
+
+
+def _holds_a_run(path: Path) -> bool:
+    from decentlam.lab.train.records import RUN
+
+    return (path / RUN).exists()
 
 
 def _numbered(path: Path) -> Iterator[Path]:
@@ -200,12 +267,21 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def _on_process_0(work: Callable[[], T]) -> T:
-    """What work() gives on process 0, on every process; its error is raised on every one."""
+def _of_process_0(plan: Callable[[], tuple[Recipe, Path, bool]]) -> tuple[Recipe, Path, bool]:
+    """The plan of process 0, on every process; its error is raised on every one."""
+    from decentlam.checkpoint.together import together
+    from decentlam.exchange.network import connect
+    from decentlam.lab.recipes import from_json
+
+    def work() -> tuple[Any, str, bool] | None:
+        if network.rank != 0:
+            return None
+        recipe, directory, simulate = plan()
+        return recipe.as_json(), str(directory), simulate
+
     network = connect()
-    result = together(network, work if network.rank == 0 else lambda: None)
-    found: T = network.gather(result)[0]
-    return found
+    recipe, directory, simulate = network.gather(together(network, work))[0]
+    return from_json(recipe), Path(directory), simulate
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -235,8 +311,10 @@ def _report(summary: Summary, recipe: Recipe, again: str, as_json: bool, quiet: 
         found = dataclasses.asdict(summary)
         return print_json(found | {"resume": again if summary.status == "interrupted" else None})
     if not quiet:
+        from decentlam.lab.train.records import SCORES
+
         last = summary.evaluation or {}
-        keys = ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance")
+        keys = SCORES[recipe.task]
         row = {"method": recipe.method, "status": summary.status, "steps": summary.step}
         print_table([row | {key: last.get(key) for key in keys} | {"seconds": summary.seconds}])
         console().print(f"\nWrote {summary.directory}")

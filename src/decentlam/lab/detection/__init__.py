@@ -1,0 +1,1 @@
+"""What detectors find, how it is scored, and what it is compared with."""

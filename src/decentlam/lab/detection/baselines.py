@@ -1,0 +1,58 @@
+"""What a detector is compared with: one that never looks, and predicts the commonest boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from decentlam.lab.data.detection.boxed import Boxed
+from decentlam.lab.detection.found import Found
+from decentlam.lab.detection.voc_precision import OVERLAP, overlaps
+
+MOST = 100  # detections per image, as many as COCO's scores look at
+_CANDIDATES = 3000  # boxes of a class that are compared with each other
+
+Common = tuple[float, int, np.ndarray]  # how often, label, box from 0 to 1
+
+
+def commonest_boxes(train: Sequence[Boxed], test: Sequence[Boxed], seed: int = 0) -> list[Found]:
+    """The same boxes in every test image: those that overlap most boxes of the training set.
+
+    For each class the box that overlaps most others by 1/2 or more is taken, those are struck out,
+    and so on. Its score is the share of the training images it was taken for. Places are relative
+    to the image's sides.
+    """
+    common = sorted(_common(train, seed), key=lambda one: -one[0])[:MOST]
+    scores = np.array([share for share, _, _ in common])
+    labels = np.array([label for _, label, _ in common], dtype=np.int64)
+    boxes = np.array([box for _, _, box in common]).reshape(-1, 4)
+    return [
+        Found(at, boxes * np.array(2 * [image.width, image.height]), labels, scores)
+        for at, image in enumerate(test)
+    ]
+
+
+def _common(train: Sequence[Boxed], seed: int) -> list[Common]:
+    relative = np.concatenate(
+        [image.boxes / np.array(2 * [image.width, image.height]) for image in train]
+    )
+    labels = np.concatenate([image.labels for image in train])
+    draw = np.random.default_rng(seed)
+    found: list[Common] = []
+    for label in np.unique(labels):
+        boxes = relative[labels == label]
+        share = len(boxes) / len(train)
+        if len(boxes) > _CANDIDATES:
+            boxes = boxes[draw.choice(len(boxes), _CANDIDATES, replace=False)]
+        near = overlaps(boxes, boxes) >= OVERLAP
+        for _ in range(MOST):
+            counts = near.sum(1)
+            best = int(counts.argmax())
+            if not counts[best]:
+                break
+            found.append((share * counts[best] / len(boxes), int(label), boxes[best]))
+            struck = near[best].copy()
+            near[struck] = False
+            near[:, struck] = False
+    return found

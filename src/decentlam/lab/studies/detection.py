@@ -1,0 +1,235 @@
+"""Table 6: five methods train RetinaNet and Faster R-CNN, small ones from scratch, on 8 nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from decentlam.lab.accuracy import cell, leads, mean_and_spread, signed, where
+from decentlam.lab.data.detection import load_boxes
+from decentlam.lab.data.detection.drawn import draw
+from decentlam.lab.detection.baselines import commonest_boxes
+from decentlam.lab.detection.scores import score
+from decentlam.lab.recipes import Recipe, make
+from decentlam.lab.studies import paper
+from decentlam.lab.studies.common import dot_panels, fitting, seeds_from
+from decentlam.lab.study import Record, Study, Tick, silent
+from decentlam.lab.sweep import sweep
+from decentlam.lab.train.numerics import Numerics
+from decentlam.lab.train.tasks import make_task
+
+AVERAGED, NODES, AVERAGED_AP = "averaged_ap50", "nodes_ap50", "averaged_ap"
+METHODS = ("pmsgd", "pmsgd-lars", "dmsgd", "da-dmsgd", "decentlam")
+NAMES = {"retinanet-small": "R-Net", "faster-rcnn-small": "F-RCNN"}  # as the paper shortens them
+SHAPES = "shapes"  # what --quick trains on, drawn into the study's directory
+
+
+@dataclass(frozen=True)
+class Case:
+    """A detector, how long it is trained at which rate, and from how many starts."""
+
+    recipe: str
+    epochs: float
+    lr: float
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Detectors:
+    cases: tuple[Case, ...]
+    data: str = "bccd"
+    data_path: str | None = None
+    methods: tuple[str, ...] = METHODS
+    nodes: int = 8
+    topology: str = "symmetric-exponential"
+    shards: str = "iid"
+    batch: int = 16
+    image_size: int = 96
+    # LARS makes every step lr * trust * |x| long, ten times that with momentum.
+    lars_trust: float = 0.1
+
+
+def recipe(
+    nodes: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    data: str = "bccd",
+    data_path: str | None = None,
+) -> Detectors:
+    nodes = 8 if nodes is None else nodes
+    (batch,) = fitting(nodes, 16)
+    if quick:
+        cases = tuple(
+            Case(name, 4.0, 0.05, seeds_from(seed, 1))
+            for name in ("bccd-faster-rcnn", "bccd-retinanet")
+        )
+        return Detectors(cases, "voc", None, nodes=nodes, batch=batch, image_size=48)
+    cases = (
+        Case("bccd-faster-rcnn", 5.0, 0.05, seeds_from(seed, 3)),
+        Case("bccd-retinanet", 20.0, 0.03, seeds_from(seed, 2)),
+    )
+    size = Detectors.image_size if data == "bccd" else 160
+    return Detectors(cases, data, data_path, nodes=nodes, batch=batch, image_size=size)
+
+
+def run(setting: Detectors, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
+    """A record per training, and one for each baseline."""
+    path = setting.data_path
+    if setting.data == "voc" and path is None:
+        path = str(draw(directory / SHAPES, train=80, test=20))
+    check(setting, path)
+    # The first seed of all first: what is done when time is up can be compared.
+    turns = [(case, seed) for case in setting.cases for seed in case.seeds]
+    turns.sort(key=lambda turn: turn[1] != turn[0].seeds[0])
+    recipes = [
+        trained(setting, case, path, method, seed)
+        for case, seed in turns
+        for method in setting.methods
+    ]
+    records = [{"part": "training", **record} for record in sweep(recipes, directory, tick)]
+    firsts = [trained(setting, case, path, "pmsgd", case.seeds[0]) for case in setting.cases]
+    return [*records, *(record for first in firsts for record in baselines(first))]
+
+
+def check(setting: Detectors, path: str | None) -> None:
+    """Reads the data once before anything is started, and says what to do without it."""
+    try:
+        load_boxes(setting.data, path, setting.image_size, skip_bad_boxes=True)
+    except ValueError as error:
+        raise ValueError(f"{error}. Or try --quick, which draws images of its own") from None
+
+
+def trained(setting: Detectors, case: Case, path: str | None, method: str, seed: int) -> Recipe:
+    return make(
+        case.recipe,
+        method=method,
+        topology=setting.topology,
+        nodes=setting.nodes,
+        data=setting.data,
+        data_path=path,
+        shards=setting.shards,
+        batch=setting.batch,
+        image_size=setting.image_size,
+        epochs=case.epochs,
+        evaluate_every=case.epochs,
+        lr=case.lr,
+        stable="ignore",  # as printed, stable or not
+        hyper=(("trust", setting.lars_trust),) if method == "pmsgd-lars" else (),
+        skip_bad_boxes=True,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def baselines(first: Recipe) -> list[Record]:
+    """What the model scores before it is trained, and what the commonest boxes do."""
+    task: Any = make_task(first, Numerics(first.precision, torch.device("cpu")))
+    model = task.model()
+    untrained = task.numbers([task.score(model, batch) for batch in task.test_batches(0)])
+    common = commonest_boxes(task.data.train, task.data.test, first.seed)
+    guessed = score(task.data.test, task.data.names, common)
+    return [
+        {
+            "part": "baseline",
+            "method": name,
+            "model": first.model,
+            "seed": first.seed,
+            "step": 0,
+            **{f"averaged_{key}": value for key, value in numbers.items()},
+            NODES: None,
+            "skipped_boxes": list(task.data.skipped),
+            "train_images": len(task.data.train),
+            "test_images": len(task.data.test),
+        }
+        for name, numbers in (("untrained", untrained), ("commonest boxes", guessed))
+    ]
+
+
+def table(records: Sequence[Record]) -> list[Record]:
+    """The shape of Table 6: a row per method, a column per detector; in %."""
+    models = [model for model in NAMES if where(records, model=model)]
+    rows = []
+    for method in dict.fromkeys(r["method"] for r in records):
+        row: Record = {"method": method}
+        for key, head in ((AVERAGED, "AP50"), (NODES, "nodes' AP50"), (AVERAGED_AP, "AP")):
+            for model in models:
+                mine = where(records, method=method, model=model)
+                empty = key == NODES and mine and mine[0]["part"] == "baseline"
+                row[f"{head},_{NAMES[model]}"] = None if empty else cell(mine, key)
+        theirs = paper.DETECTION.get(method)
+        for data in ("VOC", "COCO"):
+            values = None if theirs is None else [theirs[data][NAMES[model]] for model in models]
+            head = f"paper:_{data}_{'/'.join(NAMES[model] for model in models)}"
+            row[head] = None if values is None else " / ".join(f"{v:g}" for v in values)
+        rows.append(row)
+    return rows
+
+
+def notes(setting: Detectors, records: Sequence[Record]) -> list[str]:
+    baseline = next(r for r in records if r["part"] == "baseline")
+    runs = where(records, part="training")
+    skipped = baseline["skipped_boxes"]
+    cases = "; ".join(_words(case, runs) for case in setting.cases)
+    what = (
+        f"drawn {SHAPES}" if setting.data == "voc" and setting.data_path is None else setting.data
+    )
+    return [
+        f"Test images of {what} ({baseline['train_images']} for training, "
+        f"{baseline['test_images']} for testing, shorter side {setting.image_size} pixels); AP50 "
+        "and AP@[.5:.95] by pycocotools in %, mean ± standard deviation over seeds, of the mean of "
+        "all nodes' models; nodes' AP50 is the mean of their own models' ones. Small backbones "
+        f"from scratch, {setting.nodes} nodes, {setting.topology}, {setting.shards} shards, batch "
+        f"{setting.batch}, momentum 0.9, the 1x schedule squeezed into these epochs: {cases}. "
+        f"pmsgd-lars runs with trust {setting.lars_trust:g}.",
+        f"Left out of the data: {len(skipped)} bad boxes"
+        + (
+            f" ({'; '.join(Path(s.split(': ')[0]).stem for s in skipped[:3])})." if skipped else "."
+        ),
+        *_leads(setting, runs),
+        "Baselines: the model before training, and the boxes that overlap most boxes of the "
+        "training set, the same ones in every test image.",
+        "The paper's figures are of PASCAL VOC and COCO with ResNet-50-FPN, which starts from "
+        "ImageNet weights, batch 256. Compare the order of methods, not the numbers.",
+    ]
+
+
+def _words(case: Case, runs: Sequence[Record]) -> str:
+    mine = where(runs, model=make(case.recipe).model)
+    seconds, _ = mean_and_spread([r["seconds"] for r in mine])
+    seeds = f"seed{'s' * (len(case.seeds) > 1)} {', '.join(map(str, case.seeds))}"
+    return f"{case.recipe} {case.epochs:g} epochs at lr {case.lr:g}, {seeds}, {seconds:.0f} s a run"
+
+
+def _leads(setting: Detectors, runs: Sequence[Record]) -> list[str]:
+    if not {"decentlam", "dmsgd"} <= set(setting.methods):
+        return []
+    parts = []
+    for model in dict.fromkeys(r["model"] for r in runs):
+        here = where(runs, model=model)
+        both = [signed(leads(here, "decentlam", "dmsgd", key)) for key in (AVERAGED, NODES)]
+        parts.append(f"{NAMES[model]} {both[0]} (averaged), {both[1]} (nodes)")
+    return [f"DecentLaM's lead over DmSGD in points of AP50, seed by seed: {'; '.join(parts)}."]
+
+
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """A panel per detector: every seed of every method."""
+    runs = where(records, part="training")
+    panels = {NAMES[m]: where(runs, model=m) for m in dict.fromkeys(r["model"] for r in runs)}
+    return {"detection": dot_panels(panels, "data", (AVERAGED, NODES), "AP50 on test images, %")}
+
+
+STUDY = Study(
+    name="detection",
+    summary="average precision of two detectors trained by five methods (Table 6)",
+    recipe=recipe,
+    run=run,
+    table=table,
+    notes=notes,
+    figures=figures,
+    resumable=True,
+)

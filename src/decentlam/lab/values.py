@@ -1,0 +1,52 @@
+"""Records: plain values, and how they are written as JSON and shown in tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from decentlam.errors import CheckpointError, ExchangeError, LaunchError
+
+Record = dict[str, Any]  # plain JSON values
+Tick = Callable[[int, int, str], None]  # (done, total, what), for progress bars
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What the JSON says; a ValueError if it is none, or nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def show(value: Any) -> str:
+    """A table cell: four significant digits; a dash where there is nothing to say."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def explained(error: BaseException | None) -> str | None:
+    """A line about an error that a run can end with and that is no bug; None about others."""
+    text = " ".join(str(error).split())
+    memory = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+    if memory or "can't allocate memory" in text:
+        return (
+            f"out of memory: {text or 'no more is known'}; try a smaller --batch or --micro-batch"
+        )
+    if isinstance(error, CheckpointError | ExchangeError | LaunchError):
+        return None if "Traceback" in text else text
+    return None
