@@ -1,16 +1,28 @@
-"""Scripts that join a group, how they are started, and what they must have computed."""
+"""Scripts that join a group, how they are started, and what they must have computed.
+
+`start` starts a command, in an interpreter of its own. `run_script` and `fork` make do with
+processes of the fork server, which have torch already: seconds less for each.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import runpy
 import subprocess
+import sys
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import forks
 import runs
 import torch
+import torch.distributed as dist
 
 import decentlam
+from decentlam.launch.processes import variables
 
 STEPS = 6
 
@@ -41,6 +53,56 @@ total = torch.ones(())
 torch.distributed.all_reduce(total)
 print(f"{torch.distributed.get_rank()}/{int(total)}")
 """
+
+
+def fork(function: Callable[..., object], out: Path, *args: object, **extra: str) -> BaseProcess:
+    """A process that calls the function; what it and its own write is in `out`."""
+    arguments = (function, str(out), args, environment(**extra))
+    process = forks.context.Process(target=_forked, args=arguments)
+    process.start()
+    return process
+
+
+def _forked(
+    function: Callable[..., object], out: str, args: tuple[object, ...], env: dict[str, str]
+) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.exit(function(*args))
+
+
+def run_script(
+    script: Path, directory: Path, nodes: int | None = None, seconds: float = 100.0
+) -> str:
+    """What the script prints in `nodes` processes, or in one that no launcher started."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, as torchrun's is in its agent
+    }
+    places = [{}] if nodes is None else [variables(k, nodes, True) | meeting for k in range(nodes)]
+    out = directory / "output"
+    processes = [fork(run_as_main, out, str(script), **place) for place in places]
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+    text = out.read_text()
+    assert [process.exitcode for process in processes] == [0] * len(processes), text
+    return text
+
+
+def run_as_main(script: str, *arguments: str) -> None:
+    """To be forked: what `python script arguments` does in an interpreter of its own."""
+    sys.argv[:] = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+    sys.stdout.flush()
+    atexit._run_exitfuncs()  # which multiprocessing leaves out
 
 
 def training(directory: Path, joins: str) -> list[str]:
@@ -100,3 +162,11 @@ def assert_trained(directory: Path, nodes: int) -> None:
         count, x = torch.load(directory / f"{rank}.pt", weights_only=True)
         assert count == nodes
         torch.testing.assert_close(x, expected[rank], rtol=0, atol=1e-12)
+
+
+def alive(pid: int | str) -> bool:
+    """Whether the process runs; one that has ended and waits to be read by its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from decentlam.cost import (
-    Calibration,
-    Measurement,
-)
+from decentlam.analysis.cost import Calibration
+from decentlam.lab.calibration import Measurement
 
 TRUTH = Calibration(2e-4, 1.08, 1.2, 1.5e-9, 3e-9, 0.012)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import time
 import traceback
@@ -13,12 +12,13 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 
+import forks
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import decentlam
-import decentlam.layout
+import decentlam.runtime.bucket
 
 CLASSES = {
     "pmsgd": decentlam.PmSGD,
@@ -114,10 +114,6 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 # Processes that may die -------------------------------------------------------------------------
 
-# What takes processes seconds to import; imported once for all tests that share a fork server.
-# The first optimizer of a process would import torch._dynamo.
-PRELOADED = ["torch._dynamo", "torch.distributed", "sklearn.model_selection", "decentlam.lab.train"]
-
 
 def run_processes(
     function: Callable[..., Any], n: int, args: tuple[Any, ...], seconds: float
@@ -127,13 +123,12 @@ def run_processes(
     Unlike decentlam.launch it leaves the survivors of a death alone; only who is still there
     after `seconds` is killed.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(n):
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(there, function, args, rank, n, store.port))
+        here, there = forks.context.Pipe(duplex=False)
+        arguments = (there, function, args, rank, n, store.port)
+        process = forks.context.Process(target=_child, args=arguments)
         process.start()
         there.close()
         pipes.append(here)
@@ -164,7 +159,7 @@ def _child(
     port: int,
 ) -> None:
     torch.set_num_threads(1)
-    decentlam.layout._LARGE = 10  # so that small models have gradients of both kinds
+    decentlam.runtime.bucket._LARGE = 10  # so that small models have gradients of both kinds
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=120)
@@ -206,13 +201,13 @@ def targets_of(node: int) -> list[Tensor]:
 SCALE = torch.tensor([0.5, 1.0, 1.5, 0.7, 2.0], dtype=torch.float64)
 
 
-def lr_at(step: int, lr: float = 0.05) -> float:
-    """Warm-up from zero, two zeros in a row, a jump, then a decay to zero at step 15."""
-    if step < 4:
-        return lr * step / 4
-    if step in (8, 9, 15):
-        return 0.0
-    return lr * (0.3 if step > 11 else 1.0)
+# Warm-up from zero, two zeros in a row, a jump, a decay to zero, and on from there.
+RATES = (0.0, 0.025, 0.05, 0.05, 0.05, 0.0, 0.0, 0.05, 0.015, 0.0, 0.015)
+STEPS = len(RATES)
+
+
+def lr_at(step: int) -> float:
+    return RATES[min(step, STEPS - 1)]
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -23,7 +23,7 @@ def automatic(process_group: Group, method: str) -> tuple[list[Tensor], list[Ten
             found.append(flat(model))
         loss.backward()
         optimizer.step()
-    return expected, [*found, flat(model)], optimizer._pace.mode
+    return expected, [*found, flat(model)], optimizer.runtime.overlap.mode
 
 
 def careful_scripts(process_group: Group) -> dict[str, Any]:
@@ -56,7 +56,11 @@ def careful_scripts(process_group: Group) -> dict[str, Any]:
                 backward(model, optimizer, node, step)
                 optimizer.step()
             trajectories.append(flat(model))
-            mode = (optimizer._pace.mode, optimizer._pace.undecided, optimizer._pace.reason)
+            mode = (
+                optimizer.runtime.overlap.mode,
+                optimizer.runtime.overlap.undecided,
+                optimizer.runtime.overlap.reason,
+            )
         found[backward.__name__] = (*trajectories, mode)
     return found
 
@@ -66,7 +70,7 @@ def automatic_topology(process_group: Group, method: str, **options: Any) -> tup
     reasons: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("decentlam.construction")
+    log = logging.getLogger("decentlam.runtime.build")
     level, _ = log.level, log.addHandler(handler)
     log.setLevel(logging.INFO)
     node, model, optimizer = start(process_group, method, topology="auto", **options)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runs import Quadratic, flat
-from runs_late import STEPS, take_steps
+from runs_forward import STEPS, take_steps
 from runs_steps import LR, Group, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
 
@@ -73,7 +73,7 @@ def changed_gradient(process_group: Group) -> tuple[str, str]:
     node, model, optimizer = start(process_group, "decentlam", overlap="forward")
     quadratic_loss(model, node, 0).backward()
     kept, zeroed = [p.grad for p in model.parameters()], threading.Event()
-    optimizer.exchange.clerk.hand(lambda: assert_(zeroed.wait(20)))
+    optimizer.runtime._thread.submit(lambda: assert_(zeroed.wait(20)))
     optimizer.step()
     torch._foreach_zero_(kept)
     zeroed.set()

@@ -39,13 +39,13 @@ def join(process_group: Group, method: str, overlap: bool) -> list[Tensor]:
     """Two epochs of uneven batches, with a step of all in between; (steps, d) of this node."""
     node, model, optimizer = start(process_group, method, overlap=overlap)
     trajectory: list[Tensor] = []
-    original = type(optimizer)._step
+    original = optimizer.runtime.step
 
-    def step_and_note(self: Any, *arguments: Any, **keywords: Any) -> None:
-        original(self, *arguments, **keywords)
+    def step_and_note(*arguments: Any, **keywords: Any) -> None:
+        original(*arguments, **keywords)
         trajectory.append(flat(model))
 
-    optimizer._step = step_and_note.__get__(optimizer)  # sees the steps without data too
+    optimizer.runtime.step = step_and_note  # sees the steps without data too
     with Join([optimizer]):
         train(optimizer, model, node, range(BATCHES[node]))
     model.zero_grad()

@@ -174,6 +174,10 @@ def steps_in(path: Path) -> int:
     return decentlam.load_checkpoint(path, **build("decentlam").parts()).step
 
 
+def newest(path: Path) -> Path:
+    return max(save for save in path.iterdir() if not save.name.startswith("."))
+
+
 def names_in(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 

@@ -1,4 +1,4 @@
-"""What processes do that send 16-bit differences, and the same recursions by hand."""
+"""What processes do that send fewer bits, and the same recursions by hand."""
 
 from __future__ import annotations
 
@@ -7,25 +7,45 @@ from typing import Any
 
 import torch
 from runs import SCALE, Quadratic, flat, targets_of
-from runs_steps import DECAY, LR, MOMENTUM, Group, message_of, quadratic_loss, start, train
+from runs_batched import batched
+from runs_steps import (
+    DECAY,
+    LR,
+    MOMENTUM,
+    Group,
+    build,
+    message_of,
+    quadratic_loss,
+    start,
+    train,
+)
 from torch import Tensor, nn
 
 import decentlam
 
 STEPS = 12
-HALF = torch.bfloat16
+HALF, INT8 = torch.float16, torch.int8
+BLOCK = 256
 
 
 def trajectory(process_group: Group, method: str, **options: Any) -> tuple[list[Tensor], int, str]:
-    node, model, optimizer = start(process_group, method, **{"message_dtype": HALF, **options})
+    node, model, optimizer = start(process_group, method, **options)
     steps = train(optimizer, model, node, range(STEPS))
-    return steps, optimizer.statistics.bytes_sent, type(optimizer.exchange).__name__
+    return steps, optimizer.statistics.bytes_sent, type(optimizer.runtime.exchange).__name__
 
 
-def by_hand(method: str, topology: str, n: int) -> list[Tensor]:
-    """DmSGD and DecentLaM in which every node tells its neighbors rounded differences."""
+def in_batches(process_group: Group, **options: Any) -> tuple[list[Tensor], set[str]]:
+    """The same through the branch for NCCL, and what was posted there."""
+    with batched() as posts:
+        steps, _, _ = trajectory(process_group, **options)
+        return steps, {what for _, what, _ in posts}
+
+
+def by_hand(method: str, topology: str, n: int, dtype: torch.dtype) -> list[Tensor]:
+    """DmSGD and DecentLaM in which nodes see of each other what goes into so few bits."""
     weights = [decentlam.topology.resolve(topology, n).weights(k) for k in range(STEPS)]
     network = Quadratic()
+    sizes = [p.numel() for p in network.parameters()]
     x = [flat(network) for _ in range(n)]
     state = [torch.zeros_like(v) for v in x]
     known: dict[tuple[int, int], Tensor] = {}  # (who, to whom)
@@ -39,9 +59,11 @@ def by_hand(method: str, topology: str, n: int) -> list[Tensor]:
             messages.append(x[i] - LR * (state[i] if method == "dmsgd" else g))
         edges = [(i, j) for i in range(n) for j in range(n) if i != j and w[i, j] != 0]
         for i, j in edges:
-            if (i, j) in known:
-                change = (messages[i] - known[i, j]).to(HALF)
-                known[i, j] = known[i, j] + change.to(torch.float64)
+            if dtype is not INT8:
+                known[i, j] = messages[i].to(dtype).double()
+            elif (i, j) in known:
+                change = messages[i] - known[i, j]
+                known[i, j] = known[i, j] + torch.cat([eighths(c) for c in change.split(sizes)])
             else:
                 known[i, j] = messages[i]
         for i in range(n):
@@ -58,6 +80,15 @@ def by_hand(method: str, topology: str, n: int) -> list[Tensor]:
     return found
 
 
+def eighths(change: Tensor) -> Tensor:
+    """Each block in whole multiples of a 127th of its largest element, one element at a time."""
+    found = []
+    for block in change.float().split(BLOCK):
+        scale = max(block.abs().max() / 127, torch.tensor(1e-30))
+        found += [torch.round(element / scale) * scale for element in block]
+    return torch.stack(found).double()
+
+
 def _gradient(network: nn.Module, x: Tensor, node: int, step: int) -> Tensor:
     nn.utils.vector_to_parameters(x.clone(), network.parameters())
     network.zero_grad()
@@ -65,11 +96,11 @@ def _gradient(network: nn.Module, x: Tensor, node: int, step: int) -> Tensor:
     return torch.cat([p.grad.reshape(-1) for p in network.parameters()])
 
 
-def gossip(process_group: Group) -> tuple[Tensor, Tensor, list[float]]:
+def gossip(process_group: Group, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[float]]:
     """Steps without gradient from models that differ: the average, before and after, and how far
     apart the nodes are."""
     node, model, optimizer = start(
-        process_group, "decentlam", topology="ring", message_dtype=HALF, lr=0.0, weight_decay=0.0
+        process_group, "decentlam", topology="ring", message_dtype=dtype, lr=0.0, weight_decay=0.0
     )
     with torch.no_grad():
         for p in model.parameters():
@@ -86,22 +117,20 @@ def gossip(process_group: Group) -> tuple[Tensor, Tensor, list[float]]:
 
 def refused(process_group: Group) -> list[str]:
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("dmsgd", {"topology": "one-peer-exponential"}),
-        ("dmsgd", {"topology": "bipartite-random-match"}),
-        ("pmsgd", {}),
-        ("dmsgd", {"message_dtype": torch.float16}),
+        ("dmsgd", {"topology": "one-peer-exponential", "message_dtype": HALF}),
+        ("dmsgd", {"topology": "bipartite-random-match", "message_dtype": INT8}),
+        ("pmsgd", {"message_dtype": HALF}),
+        ("dmsgd", {"message_dtype": torch.int32}),
     ]
     return [
-        message_of(
-            functools.partial(start, process_group, method, **{"message_dtype": HALF, **options})
-        )
+        message_of(functools.partial(start, process_group, method, **options))
         for method, options in cases
     ]
 
 
 def more_parameters(process_group: Group) -> list[Tensor]:
     """What is known is of the old buckets: with a new one, all start anew."""
-    node, model, optimizer = start(process_group, "dmsgd", topology="ring", message_dtype=HALF)
+    node, model, optimizer = start(process_group, "dmsgd", topology="ring", message_dtype=INT8)
     train(optimizer, model, node, range(3))
     more = nn.Parameter(torch.zeros(7, dtype=torch.float64))
     optimizer.add_param_group({"params": [("more", more)], "lr": 0.0})
@@ -112,3 +141,42 @@ def more_parameters(process_group: Group) -> list[Tensor]:
         (quadratic_loss(model, node, step) + 0 * more.sum()).backward()
         optimizer.step()
     return [more.detach().clone()]
+
+
+def resumed(process_group: Group, method: str, path: str, **options: Any) -> tuple[Tensor, Tensor]:
+    """The end of a run that saved a checkpoint half-way, and of one that began from there."""
+    node, model, optimizer = start(process_group, method, **options)
+    train(optimizer, model, node, range(5))
+    decentlam.save_checkpoint(path, model=model, optimizer=optimizer)
+    train(optimizer, model, node, range(5, STEPS))
+    other = Quadratic(seed=99)
+    again = build(method, other, process_group, **options)
+    train(again, other, node, range(3))  # what was known before the checkpoint must not matter
+    decentlam.load_checkpoint(path, model=other, optimizer=again)
+    train(again, other, node, range(5, STEPS))
+    return flat(model), flat(other)
+
+
+def equal_data(process_group: Group) -> int:
+    """How often nodes whose first messages are all the same say so."""
+    _, model, optimizer = start(process_group, "dmsgd", topology="ring", message_dtype=HALF)
+    train(optimizer, model, 0, range(3))
+    return optimizer.runtime._equal._equal
+
+
+def large(process_group: Group) -> tuple[Tensor, Tensor]:
+    """Models of which float16 has no more than the sign, before and after steps of gossip."""
+    node, model, optimizer = start(
+        process_group, "dmsgd", topology="ring", message_dtype=HALF, lr=0.0, weight_decay=0.0
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1e6 + node)
+    before = flat(model)
+    train(optimizer, model, node, range(3))
+    return before, flat(model)
+
+
+def automatic(process_group: Group) -> tuple[bool, str]:
+    _, _, optimizer = start(process_group, "dmsgd", topology="auto", message_dtype=HALF)
+    return optimizer.topology.symmetric, type(optimizer.runtime.exchange).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from typing import Any
 
@@ -121,8 +122,8 @@ def statistics(process_group: Group, method: str, topology: str, overlap: bool) 
     for step in range(4):
         optimizer.zero_grad()
         quadratic_loss(model, node, step).backward()
-        if node == 3:
-            time.sleep(0.1)  # the others wait for it
+        if node == 3 and step == 3 and method == "decentlam" and not overlap:
+            time.sleep(2)  # the others wait for it
         optimizer.step()
         sent.append(optimizer.statistics.bytes_sent)
     s = optimizer.statistics
@@ -135,4 +136,58 @@ def statistics(process_group: Group, method: str, topology: str, overlap: bool) 
         "exchange": s.exchange_seconds,
         "overlap": s.overlap,
         "skipped": s.skipped,
+    }
+
+
+def eval_and_train(
+    process_group: Group, method: str, overlap: str, directory: str
+) -> dict[str, Any]:
+    """The mean between the two calls, twice over; what is refused there; what is saved there."""
+    node = dist.get_rank(process_group)
+    model = Normed(seed=0)
+    optimizer = build(method, model, process_group, overlap=overlap)
+
+    def loss(model: nn.Module, node: int, step: int) -> Tensor:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(9 * node + step)).double()
+        return (model(x) - x.sum(1, keepdim=True) - node).square().mean()
+
+    def everything() -> list[Tensor]:
+        return [t.detach().clone() for t in model.state_dict().values()]
+
+    train(optimizer, model, node, range(2), loss)
+    optimizer.train()  # changes nothing
+    before = everything()
+    optimizer.eval(model)
+    optimizer.eval(model)
+    inside = everything()
+    model.eval()  # or the backward that is refused would leave its traces in the batch norm
+    refused = {
+        "step": message_of(optimizer.step),
+        "backward": message_of(lambda: loss(model, node, 2).backward()),
+        "merge": message_of(lambda: optimizer.merge(model)),
+        "averaged": message_of(lambda: optimizer.averaged(model).__enter__()),
+        "load": message_of(lambda: optimizer.load_state_dict(optimizer.state_dict())),
+        "copy": message_of(lambda: copy.deepcopy(optimizer)),
+    }
+    optimizer.zero_grad()
+    decentlam.save_checkpoint(directory, model=model, optimizer=optimizer)
+    after_saving = everything()
+    model.train()._apply(torch.clone)  # as a trainer that moves the model to its device does
+    optimizer.train()
+    optimizer.train()
+    after = everything()
+    train(optimizer, model, node, range(2, 4), loss)
+    end = everything()
+    decentlam.load_checkpoint(directory, model=model, optimizer=optimizer)
+    loaded = everything()
+    train(optimizer, model, node, range(2, 4), loss)
+    return {
+        "before": before,
+        "inside": inside,
+        "refused": refused,
+        "after saving": after_saving,
+        "after": after,
+        "end": end,
+        "loaded": loaded,
+        "resumed": everything(),
     }

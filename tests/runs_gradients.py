@@ -166,6 +166,6 @@ def nonfinite_skips(process_group: Group, method: str) -> tuple[list[Tensor], li
 
 
 def parameters_overflow(process_group: Group, method: str) -> str:
-    """Finite gradients, but a learning rate that no float can hold."""
-    node, model, optimizer = start(process_group, method, lr=1e200, timeout_seconds=2.0)
-    return message_of(lambda: train(optimizer, model, node, range(6)))
+    """Finite gradients at first, but a learning rate that no float can hold for long."""
+    node, model, optimizer = start(process_group, method, lr=1e18, timeout_seconds=2.0)
+    return message_of(lambda: train(optimizer, model, node, range(30)))

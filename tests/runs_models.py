@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from runs import SCALE, flat, targets_of
-from runs_steps import Group, build, quadratic_loss, start, train
+from runs_steps import Group, build, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import decentlam
 
 
 class Branches(nn.Module):
@@ -138,12 +146,16 @@ def large(process_group: Group, method: str, per_node: int = 1) -> list[Tensor]:
 
 
 def no_backward_at_all(process_group: Group) -> list[Tensor]:
-    """Node 1 has nothing to learn from at odd steps and calls step() without backward."""
+    """Node 1 has nothing to learn from at odd steps: its gradients are zero, or it is refused."""
     node, model, optimizer = start(process_group, "dmsgd", weight_decay=0.0)
     trajectory = []
     for step in range(6):
         optimizer.zero_grad()
-        if not (node == 1 and step % 2):
+        if node == 1 and step % 2:
+            assert "without any gradient" in message_of(optimizer.step)
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+        else:
             quadratic_loss(model, node, step).backward()
         optimizer.step()
         trajectory.append(flat(model))
@@ -204,3 +216,50 @@ def mlp_loss(model: nn.Module, node: int, step: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 * node + step)
     x = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     return (model(x) - x[:, :2]).square().mean()
+
+
+class Tagger(nn.Module):
+    """An LSTM whose output layer is its embedding, and a frozen layer with a low-rank addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 6)
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lstm(self.embed(x))[0]
+        h = self.frozen(h) + self.up(self.down(h))
+        return h @ self.embed.weight.T
+
+
+def habits(process_group: Group, overlap: str) -> list[Tensor]:
+    """What scripts do around an optimizer, all at once: groups by decay, a schedule, moving
+    averages of the model, forked workers, and copies in the midst of training."""
+    node = dist.get_rank(process_group)
+    model = Tagger()
+    decayed = [p for p in model.parameters() if p.ndim > 1 and p.requires_grad]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = decentlam.DecentLaM(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        lr=0.1,
+        topology="ring",
+        overlap=overlap,
+        process_group=process_group,
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+    ema = AveragedModel(model, avg_fn=lambda a, b, n: 0.9 * a + 0.1 * b)
+    swa = AveragedModel(model)
+    data = torch.randint(11, (24, 5), generator=torch.Generator().manual_seed(node))
+    for (x,) in DataLoader(TensorDataset(data), batch_size=4, num_workers=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).flatten(0, 1), x.roll(1, 1).flatten()).backward()
+        optimizer.step()
+        schedule.step()
+        ema.update_parameters(model)
+        swa.update_parameters(model)
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        assert torch.equal(flat(copied), flat(model))
+    return [flat(model), flat(ema), flat(swa)]

@@ -8,11 +8,9 @@ import runs_models
 import runs_steps
 import torch
 import torch.distributed as dist
-from runs import Quadratic, flat, lr_at
+from runs import STEPS, Quadratic, flat, lr_at
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
-
-STEPS = 16  # all that lr_at has to offer
 
 
 def node_loss(per_node: int, loss: runs_steps.Loss = runs_steps.quadratic_loss) -> runs_steps.Loss:

@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import torch
-from runs_late import take_steps
+from runs_forward import take_steps
 from runs_shared_memory import late_steps
 from runs_steps import Group, build
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 524,288 bytes and more
 BUCKET_BYTES = 2_000_000
 STEPS = 5
-THREADS = {"decentlam clerk", "decentlam courier"}
+THREADS = {"decentlam worker", "decentlam sender"}
 
 
 class Wide(nn.Module):
@@ -54,7 +54,7 @@ def dropped(process_group: Group) -> tuple[bool, int]:
     take_steps(optimizer, model, node)
     optimizer.finish()
     assert {t.name for t in threading.enumerate()} >= THREADS
-    exchange = weakref.ref(optimizer.exchange)
+    exchange = weakref.ref(optimizer.runtime.exchange)
     del optimizer, model
     gc.collect()
     for thread in threading.enumerate():

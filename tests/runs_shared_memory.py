@@ -29,14 +29,14 @@ def start(process_group: Group, method: str, **options: Any) -> Any:
 
 
 def kind(process_group: Group, **options: Any) -> str:
-    return type(start(process_group, **options)[2].exchange).__name__
+    return type(start(process_group, **options)[2].runtime.exchange).__name__
 
 
 def usual_kind(process_group: Group) -> str:
     """Of an optimizer that is told nothing about it."""
     parameters = Quadratic().parameters()
     optimizer = decentlam.DecentLaM(parameters, topology="ring", process_group=process_group)
-    return type(optimizer.exchange).__name__
+    return type(optimizer.runtime.exchange).__name__
 
 
 def delayed_loss(draw: random.Random) -> Any:
@@ -116,18 +116,18 @@ def no_room(here: bool) -> Iterator[None]:
 def without_room(process_group: Group) -> tuple[str, list[Tensor]]:
     with no_room(process_group.rank() == 1):
         node, model, optimizer = start(process_group, "decentlam")
-    return type(optimizer.exchange).__name__, train(optimizer, model, node, range(6))
+    return type(optimizer.runtime.exchange).__name__, train(optimizer, model, node, range(6))
 
 
 def less_room_later(process_group: Group, shared_memory: bool) -> tuple[list[str], list[Tensor]]:
     """One process has no memory left when parameters are added."""
     node, model, optimizer = start(process_group, "decentlam", shared_memory=shared_memory)
-    kinds = [type(optimizer.exchange).__name__]
+    kinds = [type(optimizer.runtime.exchange).__name__]
     trajectory = train(optimizer, model, node, range(3))
     more = nn.Parameter(torch.zeros(7, dtype=torch.float64))
     with no_room(node == 1):
         optimizer.add_param_group({"params": [("more", more)]})
-    kinds.append(type(optimizer.exchange).__name__)
+    kinds.append(type(optimizer.runtime.exchange).__name__)
     for step in range(3, 6):
         optimizer.zero_grad()
         (quadratic_loss(model, node, step) + (more - node).square().sum()).backward()

@@ -23,7 +23,7 @@ from runs_steps import (
 from torch import Tensor, nn
 
 import decentlam
-from decentlam.exchange.dense import DenseExchange
+from decentlam.exchange.dense import DenseMix
 from decentlam.exchange.network import connect
 
 
@@ -36,7 +36,7 @@ def resume(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor
     train(optimizer, model, node, range(3))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     node, model, optimizer = start(process_group, method, **options)
-    train(optimizer, model, node, range(2))  # what is in flight then must not disturb
+    train(optimizer, model, node, range(2))  # what is on its way then must not disturb
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     return whole[3:], train(optimizer, model, node, range(3, 6))
@@ -149,7 +149,7 @@ def new_topology(process_group: Group, method: str, overlap: bool) -> list[Tenso
 
 def use_topology(nodes: decentlam.Nodes, step: int) -> None:
     if step in TOPOLOGIES:
-        nodes.exchange = DenseExchange(decentlam.TOPOLOGIES[TOPOLOGIES[step]](4))
+        nodes._mix = DenseMix(decentlam.TOPOLOGIES[TOPOLOGIES[step]](4))
 
 
 def new_network(process_group: Group) -> list[Tensor]:

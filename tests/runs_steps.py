@@ -31,6 +31,7 @@ def build(
         "overlap": True,
         "bucket_bytes": 100,
         "shared_memory": False,  # as between hosts
+        "stable": "ignore",  # as in the simulator
         "timeout_seconds": 30.0,
         "process_group": process_group,
         **hyper,

@@ -6,7 +6,7 @@ import torch
 
 import decentlam
 from decentlam import topology
-from decentlam.simulate import Nodes
+from decentlam.simulation.simulate import Nodes
 
 # Two nodes that keep 3/4 and take 1/4, gradients (4, 0) at every step, lr 1/2, momentum 1/2.
 # Started at (0, 8) unless stated. All numbers below are exact in binary.

@@ -21,7 +21,7 @@ from trajectories import (
 
 from decentlam import topology
 from decentlam.algorithms import Reach
-from decentlam.simulate import Nodes
+from decentlam.simulation.simulate import Nodes
 
 
 @pytest.mark.parametrize(("name", "hyper", "network", "nesterov", "lr"), list(reference_cases()))

@@ -13,7 +13,7 @@ import decentlam
 from decentlam import topology
 from decentlam.algorithms import Step
 from decentlam.algorithms.steady import SteadyDecentLaM
-from decentlam.simulate import Nodes
+from decentlam.simulation.simulate import Nodes
 
 
 @pytest.mark.parametrize("name", ["dmsgd", "da-dmsgd", "qg-dmsgd", "decentlam"])

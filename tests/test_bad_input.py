@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 import decentlam
 from decentlam import NonFiniteError, topology
 from decentlam.algorithms import make
-from decentlam.simulate import Nodes
+from decentlam.simulation.simulate import Nodes
 from decentlam.topology import from_edges, from_weights
 
 X0 = torch.zeros(4, 3, dtype=torch.float64)
@@ -31,6 +32,11 @@ def run(**changes: object) -> torch.Tensor:
         **changes,
     }
     return decentlam.simulate(**given)
+
+
+def optimizer(group: dict | None = None, **changes: Any) -> decentlam.DecentLaM:
+    params = [{"params": [torch.nn.Parameter(torch.zeros(2))], **(group or {})}]
+    return decentlam.DecentLaM(params, **{"lr": 0.1, **changes})
 
 
 def bad_gradient(value: float, node: int, step: int) -> Callable:
@@ -55,6 +61,8 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("fewer", lambda: topology.star(-3), ValueError, ["star", "at least 1", "got -3"]),
     ("n a float", lambda: topology.mesh(8.0), TypeError, ["mesh", "whole number", "got 8.0"]),
     ("n a bool", lambda: topology.complete(True), TypeError, ["complete", "whole number", "True"]),
+    ("n without end", lambda: topology.base_3(10**400), ValueError, ["at most 1,000,000 nodes"]),
+    ("too many edges", lambda: topology.complete(200_000), ValueError, ["at most 5,000 nodes"]),
     ("n a name", lambda: topology.ring("8"), TypeError, ["ring", "whole number", "'8'"]),
     ("hypercube of 6", lambda: topology.hypercube(6), ValueError,
      ["power of two", "got 6", "4 or 8", "symmetric-exponential"]),
@@ -92,6 +100,9 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
      ["own model", "multiple of 3", "(W + I) / 2"]),
     ("matrix as topology", lambda: run(topology=torch.eye(4)), TypeError,
      ["Tensor", "from_weights"]),
+    ("complex", lambda: from_weights(np.eye(2) * 1j), ValueError, ["real numbers", "complex"]),
+    ("directed a word", lambda: from_weights(HALF, directed="no"), TypeError,
+     ["directed", "True or False", "'no'"]),
     # The user's edges
     ("disconnected edges", lambda: from_edges(12, path(3)), ValueError,
      ["disconnected", "3, 4, 5, 6, 7, 8, 9, 10, ...", "Add edges"]),
@@ -114,19 +125,23 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("nobody to hear", lambda: topology.ring(4).listeners(9), ValueError, ["0 to 3", "no 9"]),
     ("negative step", lambda: topology.ring(4).weights(-1), ValueError,
      ["step", "0 or more", "got -1"]),
+    ("step a vector", lambda: topology.ring(4).weights(torch.tensor([1.0, 2.0])), TypeError,
+     ["step", "whole number", "tensor([1., 2.])"]),
+    ("step a float", lambda: topology.one_peer_exponential(4).weights(0.5), TypeError,
+     ["step", "whole number", "0.5"]),
     ("negative seed", lambda: topology.bipartite_random_match(4, seed=-1), ValueError,
      ["seed", "0 or more", "got -1"]),
     ("seed a float", lambda: topology.bipartite_random_match(4, seed=0.5), ValueError,
      ["seed", "whole number", "got 0.5"]),
-    ("no pace", lambda: topology.ring(4).lazy(0), ValueError, ["pace", "(0, 1]", "got 0"]),
-    ("too quick", lambda: topology.ring(4).lazy(1.5), ValueError, ["pace", "(0, 1]", "got 1.5"]),
+    ("no rate", lambda: topology.ring(4).lazy(0), ValueError, ["rate", "(0, 1]", "got 0"]),
+    ("too quick", lambda: topology.ring(4).lazy(1.5), ValueError, ["rate", "(0, 1]", "got 1.5"]),
     # Names
     ("unknown topology", lambda: run(topology="rings"), ValueError,
      ["'rings'", "choose from", "ring", "symmetric-exponential"]),
     ("unknown algorithm", lambda: run(algorithm="decentlamb"), ValueError,
      ["'decentlamb'", "choose from", "decentlam", "qg-dmsgd"]),
     ("algorithm a class", lambda: run(algorithm=decentlam.algorithms.DSGD), TypeError,
-     ["name or an Algorithm", "got type", "dsgd"]),
+     ["name or an Algorithm", "got the class DSGD", "DSGD()", "dsgd"]),
     # Hyper-parameters
     ("unknown hyper-parameter", lambda: run(mu=0.5), ValueError,
      ["decentlam has no", "'mu'", "takes nesterov"]),
@@ -156,6 +171,40 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("negative weight decay", lambda: run(weight_decay=-1e-4), ValueError,
      ["weight_decay", "0 or more", "-0.0001"]),
     ("weight decay NaN", lambda: run(weight_decay=math.nan), ValueError, ["weight_decay", "nan"]),
+    ("weight decay infinite", lambda: optimizer(weight_decay=math.inf), ValueError,
+     ["weight_decay", "finite", "inf"]),
+    ("weight decay a bool", lambda: optimizer(weight_decay=True), ValueError,
+     ["weight_decay", "number", "True"]),
+    ("weight decay beyond float32", lambda: optimizer(weight_decay=1e308), ValueError,
+     ["weight_decay", "at most 1e+18", "1e+308"]),
+    ("clipping at a vector", lambda: optimizer(max_grad_norm=torch.ones(2)), ValueError,
+     ["max_grad_norm", "above 0", "tensor([1., 1.])"]),
+    ("message dtype a list", lambda: optimizer(message_dtype=[]), ValueError,
+     ["message_dtype", "torch.bfloat16", "[]"]),
+    ("weight decay of a group NaN", lambda: optimizer({"weight_decay": math.nan}), ValueError,
+     ["weight_decay", "finite", "nan"]),
+    ("weight decay of a group negative", lambda: optimizer({"weight_decay": -1}), ValueError,
+     ["weight_decay", "0 or more", "-1"]),
+    ("lr of a group", lambda: optimizer({"lr": -1}), ValueError, ["lr", "0 or more", "-1"]),
+    ("trust infinite", lambda: make("pmsgd-lars", trust=math.inf), ValueError, ["trust", "inf"]),
+    ("tau a bool", lambda: make("slowmo", tau=True), ValueError, ["tau", "whole number", "True"]),
+    ("nesterov a word", lambda: optimizer(nesterov="no"), ValueError,
+     ["DecentLaM", "nesterov", "True or False", "'no'"]),
+    ("nesterov of a group", lambda: optimizer({"nesterov": "no"}), ValueError,
+     ["nesterov", "True or False", "'no'"]),
+    ("lars a number", lambda: make("pmsgd-lars", lars=1), ValueError, ["lars", "True or False"]),
+    ("momentum a bool", lambda: run(momentum=False), ValueError, ["momentum", "[0, 1)", "False"]),
+    # How it runs
+    ("timeout a bool", lambda: optimizer(timeout_seconds=True), ValueError,
+     ["timeout_seconds", "number above 0", "True"]),
+    ("timeout infinite", lambda: optimizer(timeout_seconds=math.inf), ValueError,
+     ["timeout_seconds", "at most 1e+08", "inf"]),
+    ("clipping at True", lambda: optimizer(max_grad_norm=True), ValueError,
+     ["max_grad_norm", "number above 0", "True"]),
+    ("group a word", lambda: optimizer(process_group="x"), TypeError,
+     ["process_group", "torch.distributed.ProcessGroup", "'x'"]),
+    ("lr without end", lambda: optimizer(lr=10**400), ValueError, ["lr", "finite", "1000000"]),
+    ("lr beyond writing", lambda: optimizer(lr=10**9999), ValueError, ["lr", "thousands of dig"]),
     # What does not go together
     ("directed decentlam", lambda: run(topology="one-peer-exponential"), ValueError,
      ["DecentLaM", "symmetric", "one-peer-exponential(4)", "Try symmetric_exponential(4)"]),

@@ -78,13 +78,17 @@ def test_other_buckets_hold_the_same_and_the_run_goes_on_up_to_rounding(
 
 
 def test_meta_says_what_was_saved(directory: Path, saved: Any) -> None:
-    meta = json.loads((directory / "2x2" / "meta.json").read_text())
-    assert {name: meta[name] for name in ("format", "num_nodes", "processes_per_node", "step")} == {
-        "format": 1, "num_nodes": 2, "processes_per_node": 2, "step": SAVED_AT,
+    (save,) = (directory / "2x2").iterdir()
+    assert save.name == f"000001-step-{SAVED_AT}"
+    meta = json.loads((save / "process-00003.json").read_text())
+    assert {name: meta[name] for name in ("rank", "num_nodes", "processes_per_node", "step")} == {
+        "rank": 3, "num_nodes": 2, "processes_per_node": 2, "step": SAVED_AT,
     }  # fmt: skip
     assert meta["method"] == "DecentLaM" and meta["saved"] == ["scheduler"]
     assert meta["versions"]["torch"] == torch.__version__
-    assert sorted(meta["files"]) == [f"process-{r:05d}.pt" for r in range(4)]
+    assert sorted(f.name for f in save.iterdir()) == [
+        f"process-{r:05d}.{kind}" for r in range(4) for kind in ("json", "pt")
+    ]
     assert sorted(p.name for p in directory.iterdir()) == sorted(CASES), "nothing is left behind"
 
 
@@ -130,7 +134,7 @@ def test_state_of_nodes_of_several_processes_is_averaged_too(saved: Any, on_two:
     # Each process holds half of the one bucket's state under the first parameter; the bucket
     # holds the parameters backwards.
     parts = [process["2x2"][0] for process in saved]
-    (name,) = (name for name in parts[0] if name.startswith("state"))
+    (name,) = (name for name in parts[0] if name.startswith("state") and name[-2:] == " v")
     nodes = [torch.cat([parts[2 * i][name], parts[2 * i + 1][name]]) for i in range(2)]
     expected = torch.stack(nodes).mean(0)
     flat = torch.cat([at_load[f"state {number} v"].reshape(-1) for number in range(5, -1, -1)])

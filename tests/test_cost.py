@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import runpy
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from decentlam.cost import (
+from decentlam.algorithms import DSGD, Reach, make
+from decentlam.analysis.cost import (
     Calibration,
     Compute,
     Delays,
@@ -106,6 +109,40 @@ def test_time_falls_with_bandwidth_and_rises_with_latency_and_all_reduce_with_no
     assert len({seconds(n=n) for n in (2, 4, 64, 1024)}) == 1  # one peer: flat in n
     hidden = [seconds(overlap=o) for o in ("none", "backward", "forward")]
     assert hidden == pytest.approx(sorted(hidden, reverse=True))
+
+
+def test_an_algorithm_of_ones_own_is_priced_with_its_all_reduce():
+    source = Path(__file__).parents[1] / "examples" / "own_algorithm.py"
+    own = runpy.run_path(str(source))["GossipPGA"](period=10)
+    found = predict(own, one_peer_hypercube(8), GIGABIT, STEP, MODEL, "none")
+    assert found.exposed == pytest.approx(0.32 * (9 + 1.75) / 10)
+
+
+@dataclass(frozen=True)
+class EveryoneAtFirst(DSGD):
+    """Averages exactly in its first steps only."""
+
+    @property
+    def warm_up(self) -> int:
+        return 5
+
+    def reach(self, index: int) -> Reach:
+        return Reach.EVERYONE if index < 5 else Reach.NEIGHBORS
+
+
+def test_steps_while_warming_up_are_not_priced_and_long_periods_are():
+    late = replace(STEP, delays=Delays(0.3))
+    args = (one_peer_hypercube(8), GIGABIT, late, MODEL, "none")
+    assert predict(EveryoneAtFirst(), *args) == predict("dsgd", *args)
+    slow = make("slowmo", tau=20_000)
+    share = predict(slow, *args).bytes_sent / MODEL.model_bytes - 1
+    assert share == pytest.approx(0.75 / 20_000)
+
+
+def test_auto_is_none_or_backward():
+    args = ("decentlam", ring(8), GIGABIT, STEP, MODEL)
+    assert predict(*args, "auto") == predict(*args, "backward") == predict(*args, True)
+    assert predict(*args, "forward").seconds < predict(*args, "auto").seconds
 
 
 def test_values_out_of_range_are_refused():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from launching import finish, fork, run_as_main, start
 from measured import TRUTH, benchmark
 
 import decentlam
-from decentlam.cost import (
-    Calibration,
-    Job,
+from decentlam.analysis.cost import Calibration, Job
+from decentlam.lab.calibration import (
     Measurement,
     check,
     fit,
@@ -27,6 +25,8 @@ from decentlam.cost import (
     load_measurements,
     save_calibration,
 )
+
+CALIBRATE = Path(__file__).parents[1] / "benchmarks" / "calibrate.py"
 
 
 def test_fit_recovers_the_constants_of_exact_measurements():
@@ -105,29 +105,20 @@ def test_rounds_of_a_contender_are_joined_and_files_read_together(tmp_path: Path
     assert joined.about == "n = 4, 1 Gbit/s, 0.004 MB, sleep"
 
 
-def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).parents[1] / "benchmarks" / "calibrate.py"
-    source = str(Path(decentlam.__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, str(script), *arguments],
-        env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_the_command_fits_some_runs_and_checks_others(tmp_path: Path):
     files = [str(tmp_path / f"{n}.json") for n in (4, 8)]
     for n, file in zip((4, 8), files, strict=True):
         Path(file).write_text(json.dumps([m.__dict__ for m in benchmark(TRUTH, nodes=(n,))]))
     out = tmp_path / "constants.json"
-    done = calibrate(files[0], "--held-out", files[1], "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "not seen by the fit, 42 measurements" in done.stdout
-    assert done.stdout.count("off by 0.0% (median), 0.0% at most") == 2
+    options = ["--held-out", files[1], "--out", str(out)]
+    ((text, _),) = finish(start([sys.executable, str(CALIBRATE), files[0], *options]))
+    assert "not seen by the fit, 42 measurements" in text
+    assert text.count("off by 0.0% (median), 0.0% at most") == 2
     assert vars(load_calibration(out)) == pytest.approx(vars(TRUTH), rel=1e-6)
-    wrong = calibrate(str(out))
-    assert wrong.returncode == 1 and "holds no list of records" in wrong.stderr
+    wrong = fork(run_as_main, tmp_path / "output", str(CALIBRATE), str(out))
+    wrong.join(60)
+    assert wrong.exitcode == 1
+    assert "holds no list of records" in (tmp_path / "output").read_text()
 
 
 def test_records_and_constants_travel_as_json(tmp_path: Path):

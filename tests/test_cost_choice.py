@@ -10,7 +10,7 @@ import runs
 import torch.distributed as dist
 
 import decentlam
-from decentlam.cost import (
+from decentlam.analysis.cost import (
     Compute,
     Criteria,
     Job,

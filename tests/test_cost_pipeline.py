@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decentlam.algorithms import Reach
-from decentlam.cost import (
+from decentlam.analysis.cost import (
     Compute,
     Delays,
     Job,
@@ -17,7 +17,7 @@ from decentlam.cost import (
     straggler_wait,
     timeline,
 )
-from decentlam.cost.values import OVERLAPS
+from decentlam.analysis.cost.values import OVERLAPS
 from decentlam.topology import (
     bipartite_random_match,
     complete,
@@ -31,7 +31,7 @@ STEP = Compute(0.1, 0.2)
 MODEL = Job(40_000_000)
 
 
-def ticking_pace(f, b, u, wire, latency, overlap, iterations=8) -> int:
+def ticking_seconds(f, b, u, wire, latency, overlap, iterations=8) -> int:
     """Ticks per iteration of one node and its wire, moved one tick at a time; no recursion."""
     count = len(wire)
     tasks = []  # [duration, message that must be there or None, messages it lets go, ends a step]
@@ -82,9 +82,9 @@ def test_pipeline_equals_a_ticking_clock(overlap: str):
         f, b, u = (int(x) for x in generator.integers(1, 6, 3))
         wire = [int(x) for x in generator.integers(1, 12, count)]
         latency = int(generator.integers(0, 9))
-        pace = ticking_pace(f, b, u, wire, latency, overlap)
+        seconds = ticking_seconds(f, b, u, wire, latency, overlap)
         found = timeline(count * f, count * b, count * u, wire, latency, overlap)
-        assert found.seconds == pytest.approx(pace), (f, b, u, wire, latency)
+        assert found.seconds == pytest.approx(seconds), (f, b, u, wire, latency)
         later = timeline(count * f, count * b, count * u, wire, latency + found.slack, overlap)
         assert later.seconds == pytest.approx(found.seconds)
         later = timeline(count * f, count * b, count * u, wire, latency + found.slack + 1, overlap)
@@ -114,7 +114,7 @@ def test_a_small_first_bucket_keeps_the_wire_busy_early():
 @pytest.mark.parametrize("early", [False, True])
 def test_straggler_recursion_equals_node_by_node(network, early: bool):
     delays, slack, warm_up, steps = Delays(1.0, "exponential"), 0.3, 20, 60
-    found = straggler_wait(network, delays, slack, early=early, warm_up=warm_up, steps=steps)
+    found = straggler_wait(network, delays, slack, early=early, settle=warm_up, steps=steps)
     generator = np.random.default_rng(0)
     n, means = network.num_nodes, [0.0]
     times = [0.0] * n

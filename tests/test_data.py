@@ -49,7 +49,8 @@ def test_four_nodes_learn_the_digits_together():
     batches = Batches(split(data.labels, 4, "label-sorted", seed=0), 32, seed=0)
     model = make_model("mlp", data.shape, data.classes, seed=0)
     nodes = decentlam.SimulatedModule(model, "decentlam", "ring", 4, lr=0.1, momentum=0.9)
-    for inputs, labels in feed(data, batches, range(4), 0, 60):
+    for step in feed(data, batches, range(4), 0, 60):
+        inputs, labels = (torch.stack(parts) for parts in zip(*step, strict=True))
         nodes.step(F.cross_entropy, inputs, labels)
     averaged = nodes.averaged()
     with torch.no_grad():

@@ -85,20 +85,20 @@ def test_bad_batches_and_feeds_are_refused():
         feed(in_memory(), batches, [0], 0, 1, workers=-1)
 
 
-def test_the_feed_is_the_batches_of_each_node_stacked():
+def test_the_feed_is_the_batch_of_each_node():
     data = in_memory()
     batches = Batches(split(data.labels, 3, "iid", seed=0), 4, seed=0)
     steps = list(feed(data, batches, [2, 0], 5, 8))
     assert len(steps) == 3
-    for step, (inputs, labels) in enumerate(steps, start=5):
-        assert inputs.shape == (2, 4, 3, 8, 8) and labels.shape == (2, 4)
-        for row, node in enumerate([2, 0]):
+    for step, of_nodes in enumerate(steps, start=5):
+        assert len(of_nodes) == 2
+        for (inputs, labels), node in zip(of_nodes, [2, 0], strict=True):
             indices = batches.indices(step, node)
             expected = data.train_batch(indices, batches.generator(step, node))
-            assert torch.equal(inputs[row], expected[0])
-            assert torch.equal(labels[row], data.labels[indices])
-    (alone, _), *_ = feed(data, batches, [0], 5, 6)
-    assert torch.equal(alone[0], steps[0][0][1])
+            assert inputs.shape == (4, 3, 8, 8) and torch.equal(inputs, expected[0])
+            assert torch.equal(labels, data.labels[indices])
+    ((alone, _),), *_ = feed(data, batches, [0], 5, 6)
+    assert torch.equal(alone, steps[0][1][0])
     assert list(feed(data, batches, [0], 5, 5)) == []
 
 
@@ -119,8 +119,9 @@ def test_workers_give_the_same_values_and_leave_the_global_generator_alone(
     ahead = list(feed(data, batches, [0, 1], 2, 6, workers=WORKERS))
     assert torch.equal(torch.get_rng_state(), before)
     assert len(here) == len(ahead) == 4
-    for (x, y), (same_x, same_y) in zip(here, ahead, strict=True):
-        assert torch.equal(x, same_x) and torch.equal(y, same_y)
+    for one, other in zip(here, ahead, strict=True):
+        for (x, y), (same_x, same_y) in zip(one, other, strict=True):
+            assert torch.equal(x, same_x) and torch.equal(y, same_y)
 
 
 @forks
@@ -164,7 +165,9 @@ print(sorted({"torchvision", "sklearn", "PIL", "matplotlib"} & set(sys.modules))
     assert list(DATASETS) == ["digits", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
 
 
-@pytest.mark.parametrize("name", ["data.batches", "data.shards", "models", "schedules"])
+@pytest.mark.parametrize(
+    "name", ["data.batches", "data.grouping", "data.shards", "models", "schedules"]
+)
 def test_examples_in_docstrings_print_what_they_say(name: str):
     done = doctest.testmod(importlib.import_module(f"decentlam.lab.{name}"))
     assert done.attempted and not done.failed

@@ -13,7 +13,7 @@ import decentlam
 MODULES = [
     found.name
     for found in pkgutil.walk_packages(decentlam.__path__, "decentlam.")
-    if not found.name.startswith(("decentlam.lab", "decentlam.__main__"))
+    if not found.name.startswith(("decentlam.lab", "decentlam.integrations.", "decentlam.__main__"))
 ]
 
 
@@ -24,6 +24,9 @@ def test_examples_run(name: str) -> None:
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.parametrize("name", ["simulate", "topology.base", "topology.custom", "algorithms"])
+@pytest.mark.parametrize(
+    "name",
+    ["simulation.simulate", "optim", "optimizer", "topology.base", "topology.custom", "algorithms"],
+)
 def test_there_are_examples_to_run(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"decentlam.{name}")).attempted > 0

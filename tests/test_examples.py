@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import runs
 import torch
+from launching import finish, run_script, start
 from runs import SCALE, Quadratic, flat, targets_of
 
 import decentlam
@@ -17,38 +16,21 @@ import decentlam
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run_example(name: str, nodes: int) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nodes}"]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / name)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
+@pytest.mark.system
 def test_the_torchrun_script_trains() -> None:
-    text = run_example("train.py", nodes=2)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    ((text, _),) = finish(start([*torchrun, str(EXAMPLES / "train.py")]), seconds=100)
     assert float(text.split("averaged model ")[1].split(",")[0]) > 0.9
 
 
-def test_own_algorithm_agrees_on_the_mean() -> None:
-    assert "the nodes agree on 1.000" in run_example("own_algorithm.py", nodes=3)
+def test_own_algorithm_agrees_on_the_mean(tmp_path: Path) -> None:
+    text = run_script(EXAMPLES / "own_algorithm.py", tmp_path, nodes=3)
+    assert "the nodes agree on 1.000" in text
 
 
-def test_own_algorithm_runs_in_the_simulator() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "own_algorithm.py")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert "8 simulated nodes agree on 3.500" in done.stdout
+def test_own_algorithm_runs_in_the_simulator(tmp_path: Path) -> None:
+    text = run_script(EXAMPLES / "own_algorithm.py", tmp_path)
+    assert "8 simulated nodes agree on 3.500" in text
 
 
 def train_with_hook(steps: int) -> list[torch.Tensor]:

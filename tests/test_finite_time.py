@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import runpy
 import time
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,13 @@ import runs
 import torch
 
 from decentlam import topology
-from decentlam.stability import growth
+from decentlam.analysis.stability import growth
 from decentlam.topology import TOPOLOGIES, SparseWeights, Topology, base_graph
 
 # All to 100, then primes, powers, neighbors of powers, and numbers of many factors.
 MANY_N = [*range(1, 101), 120, 121, 125, 127, 128, 129, 144, 169, 180, 192, 197, 199, 200]
-DOCS = Path(__file__).parents[1] / "docs" / "topologies.md"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "topologies.md"
 
 
 def product(net: Topology, steps: range) -> np.ndarray:
@@ -216,10 +219,10 @@ def test_equitopo_depends_on_seed_and_step_alone() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 4, 6, 9, 15])
-@pytest.mark.parametrize("pace", [1.0, 0.4])
-def test_rho_of_equitopo_pairs_is_that_of_all_draws(n: int, pace: float) -> None:
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_rho_of_equitopo_pairs_is_that_of_all_draws(n: int, rate: float) -> None:
     """E[W'W] over every hop and every start of one cycle, the others being independent of it."""
-    net = topology.equitopo_one_peer(n).lazy(pace)
+    net = topology.equitopo_one_peer(n).lazy(rate)
     mean = np.zeros((n, n))
     for hop in range(1, n):
         cycles = math.gcd(hop, n)
@@ -231,7 +234,7 @@ def test_rho_of_equitopo_pairs_is_that_of_all_draws(n: int, pace: float) -> None
                     i = (cycle + hop * (start + 2 * pair)) % n
                     j = (i + hop) % n
                     W[[i, i, j, j], [i, j, i, j]] = 0.5
-            W = (1 - pace) * np.eye(n) + pace * W
+            W = (1 - rate) * np.eye(n) + rate * W
             mean += W.T @ W / (n - 1) / length
     second = np.linalg.eigvalsh(mean - 1 / n)[-1]
     assert net.rho**2 == pytest.approx(second, abs=1e-12)
@@ -291,9 +294,14 @@ def noise(net: Topology) -> float:
     return math.sqrt(np.mean(left[-period if net.period else 100 :]))
 
 
+@cache
 def documented(heading: str) -> dict[str, list[str]]:
-    """The rows of the first table under a heading, by the name in their first column."""
-    table = DOCS.read_text().split(f"## {heading}\n")[1].split("\n\n|")[1].split("\n\n")[0]
+    """The rows of the table under a heading, by the name in their first column. The numbers are
+    computed when the site is built."""
+    if heading == "In numbers":
+        table = runpy.run_path(str(ROOT / "scripts" / "site.py"))["numbers"]()
+    else:
+        table = DOCS.read_text().split(f"## {heading}\n")[1].split("\n\n|")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[2:]]
     return {row[0].strip("`"): row[1:] for row in rows}
 

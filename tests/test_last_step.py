@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import runs_late as late
+import runs_forward as forward
+from launching import fork
 
 import decentlam
+from decentlam.launch.__main__ import main
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+@pytest.mark.parametrize("method", ["decentlam", pytest.param("pmsgd", marks=pytest.mark.slow)])
 def test_a_script_may_end_with_step(method: str) -> None:
-    assert decentlam.launch(late.leave_at_once, 2, (method, 0.05)) == [0, 1]
+    assert decentlam.launch(forward.leave_at_once, 2, (method, 0.05)) == [0, 1]
 
 
 SCRIPT = """
@@ -34,9 +34,10 @@ for step in range(3):
 """
 
 
+@pytest.mark.system
 def test_a_script_that_init_joined_may_end_with_step(tmp_path: Path) -> None:
     """The group is left at exit; the last messages must be out before."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "decentlam.launch", "-n", "2", str(tmp_path / "script.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
+    process = fork(main, tmp_path / "output", ["-n", "2", str(tmp_path / "script.py")])
+    process.join(120)
+    assert process.exitcode == 0, (tmp_path / "output").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from launching import finish, start
+from launching import environment
 
 import decentlam
 
@@ -30,19 +31,51 @@ def describe(scale: float, mine: torch.Tensor) -> tuple[int, float, list[float],
     return rank, total.item(), mine.tolist(), may_have_workers
 
 
+def python(code: str, way: str) -> subprocess.CompletedProcess[str]:
+    """Runs code that is in no file."""
+    command = [sys.executable, "-W", "error", *(["-c", code] if way == "-c" else ["-"])]
+    return subprocess.run(
+        command, input=code, env=environment(), capture_output=True, text=True, timeout=200
+    )
+
+
 LAUNCHES = """
 import torch, decentlam, test_launch
-if __name__ == "__main__":
-    print(decentlam.launch(test_launch.describe, nodes=2, args=(2.0, torch.zeros(2))))
+print(decentlam.launch(test_launch.describe, nodes=2, args=(2.0, torch.zeros(2))))
 """
 
 
-def test_launch_returns_results_in_rank_order_and_leaves_no_warning(tmp_path: Path) -> None:
-    script = tmp_path / "launches.py"
-    script.write_text(LAUNCHES)
-    ((out, err),) = finish(start([sys.executable, "-W", "error", str(script)]))
-    assert out.strip() == str([(r, 2.0, [float(r)] * 2, True) for r in range(2)])
-    assert err == ""
+def test_launch_returns_results_in_rank_order_and_leaves_no_warning() -> None:
+    """From standard input, too, which multiprocessing alone would try to import as a file."""
+    done = python(LAUNCHES, "stdin")
+    assert done.stdout.strip() == str([(r, 2.0, [float(r)] * 2, True) for r in range(2)])
+    assert done.stderr == ""
+
+
+IN_NO_FILE = """
+import sys, decentlam
+
+def work(): pass
+class Model: pass
+
+for fn, args in ((work, ()), (print, (Model(),))):
+    try:
+        decentlam.launch(fn, 2, args)
+    except ValueError as refused:
+        print(refused)
+assert "torch" not in sys.modules, "a refusal needs no seconds"
+"""
+
+
+@pytest.mark.parametrize("way", ["-c", "stdin"])
+def test_what_is_defined_in_no_file_is_refused_with_the_cure(way: str) -> None:
+    """As in a notebook, whose `__main__` has no file either."""
+    done = python(IN_NO_FILE, way)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("other processes cannot import work: defined in a notebook")
+    assert second.startswith("other processes cannot import Model: ")
+    assert "Write the definitions to a file" in first
 
 
 def fail(how: str) -> None:
@@ -61,15 +94,18 @@ def fail(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "message", "cause"),
     [
-        ("raise", r"(?s)node 1 failed:.*in fail.*ValueError: no luck on node one"),
-        ("kill", r"node 1 was killed by SIGKILL \(exit code -9\)"),
+        ("raise", r"(?s)node 1 failed:.*in fail.*ValueError: no luck on node one", ValueError),
+        ("kill", r"node 1 was killed by SIGKILL \(exit code -9\)", type(None)),
     ],
 )
-def test_the_node_that_failed_first_is_named_and_all_are_stopped(how: str, message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
+def test_the_node_that_failed_first_is_named_and_all_are_stopped(
+    how: str, message: str, cause: type
+) -> None:
+    with pytest.raises(RuntimeError, match=message) as raised:
         decentlam.launch(fail, nodes=2, args=(how,))
+    assert type(raised.value.__cause__) is cause
     assert _children() == []
 
 

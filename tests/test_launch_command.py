@@ -6,21 +6,24 @@ import os
 import signal
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from launching import assert_trained, finish, start, training
+from launching import alive, assert_trained, finish, fork, run_as_main, start, training
 
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
+from decentlam.launch.__main__ import main
 
+# Starting a process takes seconds on a busy machine.
+pytestmark = [pytest.mark.timeout(240), pytest.mark.system]
 
-COMMAND = [sys.executable, "-W", "error", "-m", "decentlam.launch"]
+QUICK = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}  # seconds that a stubborn process is waited for
 
 
 def test_command_trains_without_init(tmp_path: Path) -> None:
-    ((out, err),) = finish(start([*COMMAND, "-n", "2", *training(tmp_path, "never")]))
+    command = [sys.executable, "-W", "error", "-m", "decentlam.launch", "-n", "2"]
+    ((out, err),) = finish(start([*command, *training(tmp_path, "never")]))
     assert_trained(tmp_path, 2)
     assert out == err == ""
 
@@ -28,98 +31,128 @@ def test_command_trains_without_init(tmp_path: Path) -> None:
 PROCESSES = """
 import os, signal, sys, time
 rank, what = int(os.environ["RANK"]), sys.argv[2]
-print(f"hello from {rank} of {os.environ['WORLD_SIZE']}")
+if what == "print":
+    for line in range(200):
+        print(rank, "a" * 60, "b" * 60)
+    from beside import value  # the script's directory is searched, as in `python script.py`
+    sys.exit(value)
 open(f"{sys.argv[1]}/{rank}.tmp", "w").write(str(os.getpid()))
 os.rename(f"{sys.argv[1]}/{rank}.tmp", f"{sys.argv[1]}/{rank}.pid")
+while len([name for name in os.listdir(sys.argv[1]) if name.endswith(".pid")]) < 3:
+    time.sleep(0.01)
 if rank == 1 and what == "exit":
-    print("going down", file=sys.stderr)
     sys.exit(3)
 if rank == 1 and what == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-if rank == 0:
+if what == "raise":
+    time.sleep(0 if rank == 1 else 0.02)  # torchrun looks ten times a second and sees all at once
+    raise ValueError(f"of process {rank}")
+if rank == 0 and what == "sleep":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stubborn one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 time.sleep(600)
 """
 
-SLEEPERS = """
-import sys, decentlam, test_launch_command
-if __name__ == "__main__":
-    decentlam.launch(test_launch_command.sleep, nodes=2, args=(sys.argv[1],))
-"""
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(PROCESSES)
+    (tmp_path / "beside.py").write_text("value = 0")
+    return path
 
 
-def sleep(directory: str) -> None:
-    target = Path(directory) / f"{dist.get_rank()}.pid"
-    target.with_suffix(".tmp").write_text(str(os.getpid()))
-    target.with_suffix(".tmp").rename(target)
-    time.sleep(600)
+def command(script: Path, what: str) -> tuple[BaseProcess, Path]:
+    """`python -m decentlam.launch` with three processes, and the file of what they write."""
+    out = script.parent / "output"
+    arguments = ["-n", "3", str(script), str(script.parent), what]
+    return fork(main, out, arguments, PYTHONUNBUFFERED="1", **QUICK), out
+
+
+def test_lines_of_different_processes_do_not_mix(script: Path) -> None:
+    process, out = command(script, "print")
+    process.join(120)
+    assert process.exitcode == 0
+    lines = [f"{rank} {'a' * 60} {'b' * 60}" for rank in range(3) for _ in range(200)]
+    assert sorted(out.read_text().splitlines()) == lines
 
 
 @pytest.mark.parametrize(
     ("what", "code", "words"),
     [
-        ("exit", 3, ["process 1 of 3 exited with code 3", "[1] going down"]),
+        ("exit", 3, ["process 1 of 3 exited with code 3"]),
         ("kill", 128 + 9, ["process 1 of 3 was killed by SIGKILL"]),
+        ("raise", 1, ["process 1 of 3 exited with code 1", "[1] ValueError: of process 1\n"]),
     ],
 )
 def test_command_stops_all_and_passes_the_exit_code_on(
-    what: str, code: int, words: list[str], tmp_path: Path
+    what: str, code: int, words: list[str], script: Path
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(PROCESSES)
-    process = start([*COMMAND, "-n", "3", str(script), str(tmp_path), what])
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == code
-    assert "hello from 1 of 3\n" in out and "[1]" not in out
+    process, out = command(script, what)
+    process.join(120)
+    err = out.read_text()
+    assert process.exitcode == code, err
     for text in words:
         assert text in err
-    _assert_gone(tmp_path)
+    assert "runpy" not in err, "a traceback begins in the user's script"
+    _assert_gone(script.parent, 3)
 
 
-@pytest.mark.parametrize(
-    ("way", "number"),
-    [
-        ("command", signal.SIGINT),
-        pytest.param("command", signal.SIGTERM, marks=pytest.mark.slow),
-        ("command", signal.SIGKILL),
-        ("function", signal.SIGINT),
-        ("function", signal.SIGKILL),
-    ],
-)
-def test_nothing_outlives_the_launcher(way: str, number: int, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(PROCESSES if way == "command" else SLEEPERS)
-    command = [*COMMAND, "-n", "2"] if way == "command" else [sys.executable]
-    process = start([*command, str(script), str(tmp_path), "sleep"])
-    try:
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("*.pid"))) < 2:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-    _assert_gone(tmp_path)
-    if way == "command" and number != signal.SIGKILL:
-        assert process.returncode == 128 + number
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_outlives_the_command(number: int, script: Path) -> None:
+    process, out = command(script, "sleep")
+    assert process.pid is not None
+    _wait_for(3, script.parent)
+    os.kill(process.pid, number)
+    process.join(60)
+    _assert_gone(script.parent, 3)
+    if number != signal.SIGKILL:
+        assert process.exitcode == 128 + number
+        assert "Traceback" not in out.read_text()
 
 
-def _assert_gone(directory: Path) -> None:
-    pids = [path.read_text() for path in directory.glob("*.pid")]
-    assert pids
-    deadline = time.monotonic() + 20
-    while any(_runs(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still running: {[p for p in pids if _runs(p)]}"
+SLEEPERS = """
+import os, sys, time, decentlam, torch.distributed as dist
+
+def sleep(directory):
+    target = f"{directory}/{dist.get_rank()}"
+    open(f"{target}.tmp", "w").write(str(os.getpid()))
+    os.rename(f"{target}.tmp", f"{target}.pid")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    decentlam.launch(sleep, nodes=2, args=(sys.argv[1],))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_script_that_calls_launch(number: int, script: Path) -> None:
+    """The function is the script's own: a file can be imported by others."""
+    script.write_text(SLEEPERS)
+    process = fork(run_as_main, script.parent / "output", str(script), str(script.parent))
+    assert process.pid is not None
+    _wait_for(2, script.parent)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode
+    _assert_gone(script.parent, 2)
+
+
+def _wait_for(count: int, directory: Path) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(directory.glob("*.pid"))) < count:
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def _runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def _assert_gone(directory: Path, count: int) -> None:
+    pids = [path.read_text() for path in directory.glob("*.pid")]
+    assert len(pids) == count
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[p for p in pids if alive(p)]}"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +163,6 @@ def _runs(pid: str) -> bool:
     ],
 )
 def test_command_refuses_what_cannot_run(arguments: list[str], message: str, capsys: Any) -> None:
-    from decentlam.launch.__main__ import main
-
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err

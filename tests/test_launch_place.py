@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from launching import environment
 
 import decentlam
+from decentlam.launch import group
 from decentlam.launch.place import find_place, first_host, meeting_point
 
 pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
@@ -134,6 +136,20 @@ def test_init_that_finds_nobody_says_where_it_looked(
     with pytest.raises(RuntimeError, match=r"process 1 of 2.*could not join.*127\.0\.0\.1:1 "):
         decentlam.init(timeout_seconds=1)
     assert not dist.is_initialized()
+
+
+def test_init_gives_up_on_who_takes_its_connection_and_never_answers(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the link goes down, or the launcher is stopped, just then."""
+    monkeypatch.setattr(group, "_GRACE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = str(silent.getsockname()[1])
+        place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in {**place, "GLOO_SOCKET_IFNAME": "lo"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(decentlam.LaunchError, match=r"could not join.*did not answer within"):
+            decentlam.init(join_seconds=1)
 
 
 def test_plain_python_is_one_node(no_launcher: None) -> None:

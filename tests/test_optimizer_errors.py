@@ -33,16 +33,68 @@ def test_parameter_moved_after_construction(
 ) -> None:
     model, optimizer = named
     move(model)
-    with pytest.raises(RuntimeError, match=r"(first|second)\.bias was moved or converted"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"(first|second)\.bias was changed .*float64 \(\d,\) on cpu.*torch.float",
+    ):
         optimizer.step()
 
 
-def test_parameter_given_new_data_after_construction(named: tuple[Net, Any]) -> None:
+def test_parameter_given_new_data_after_construction_trains_from_there(
+    named: tuple[Net, Any],
+) -> None:
     model, optimizer = named
+    theirs = Net()
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    for each in (model, theirs):
+        each.second.bias.data = torch.zeros(3, dtype=torch.float64)
+    one_step_each(model, optimizer, reference, theirs)
+    for each in (model, theirs):  # as Accelerate and HF's Trainer do
+        each.first.weight.data = each.first.weight.data.clone()
+    one_step_each(model, optimizer, reference, theirs)
+
+
+def test_parameter_of_two_optimizers_belongs_to_the_later_one(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    later = decentlam.DmSGD(model.named_parameters(), lr=0.1)
     loss_of(model, 0).backward()
-    model.second.bias.data = torch.zeros(3, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"second\.bias was moved"):
+    later.step()
+    with pytest.raises(RuntimeError, match="belongs to another optimizer"):
         optimizer.step()
+
+
+def test_step_in_which_nothing_has_a_gradient_is_refused(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    model.load_state_dict(model.state_dict(), assign=True)  # replaces the parameters
+    loss_of(model, 0).backward()
+    with pytest.raises(RuntimeError, match=r"without any gradient.*assign=True"):
+        optimizer.step()
+
+
+def test_parameters_that_cannot_be_averaged_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"parameter 1 is complex.*view_as_real"):
+        decentlam.DecentLaM([torch.ones(2, requires_grad=True), torch.ones(1).cfloat()], lr=0.1)
+    with pytest.raises(ValueError, match=r"^phase is complex"):
+        decentlam.DecentLaM([("phase", torch.ones(1).cfloat())], lr=0.1)
+    with pytest.raises(ValueError, match="there is no parameter"):
+        decentlam.DecentLaM([{"params": []}], lr=0.1)
+
+
+def test_layer_frozen_during_training_stays_where_it_is(named: tuple[Net, Any]) -> None:
+    model, optimizer = named
+    theirs = Net()
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    one_step_each(model, optimizer, reference, theirs)
+    for each in (model, theirs):
+        each.first.weight.requires_grad_(False)
+        each.zero_grad()
+    before = model.first.weight.clone()
+    one_step_each(model, optimizer, reference, theirs)
+    assert torch.equal(model.first.weight, before)
+    for each in (model, theirs):
+        each.first.weight.requires_grad_(True)
+    one_step_each(model, optimizer, reference, theirs)
+    assert not torch.equal(model.first.weight, before)
 
 
 def test_parameter_unfrozen_after_construction(named: tuple[Net, Any]) -> None:

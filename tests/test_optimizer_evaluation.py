@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import runs
 import runs_evaluation
@@ -29,7 +31,7 @@ DISAGREEMENTS = {
     "seed": "bipartite-random-match",
     "algorithm": "DADmSGD",
     "bucket_bytes": "1000000",
-    "overlap": "overlap = False",
+    "overlap": "overlap = 'none'",
     "processes_per_node": "processes_per_node = 2",
 }
 for what in DISAGREEMENTS:
@@ -103,6 +105,44 @@ def test_step_after_merge_starts_from_the_merged_model(method: str) -> None:
         assert torch.equal(ours["step after merge"], theirs["step after merge"])
 
 
+# eval() and train() -----------------------------------------------------------------------------
+
+MODES = [("decentlam", "none"), ("decentlam", "forward"), ("awc-dmsgd", "backward")]
+for method, overlap in MODES:
+    scenarios.add(
+        f"eval {method} {overlap}",
+        runs_evaluation.eval_and_train,
+        method=method,
+        overlap=overlap,
+        directory=f"{tempfile.mkdtemp()}/checkpoint",
+    )
+
+
+@pytest.mark.parametrize(("method", "overlap"), MODES)
+def test_between_eval_and_train_every_node_is_the_mean(method: str, overlap: str) -> None:
+    results = scenarios.outcomes(f"eval {method} {overlap}")
+    for values in zip(*(r["before"] for r in results), results[0]["inside"], strict=True):
+        own, mean = torch.stack(values[:N]), values[N]
+        if own.is_floating_point():
+            assert (mean - own.mean(0)).abs().max() < 1e-14
+    for r in results:
+        assert same(r["inside"], results[0]["inside"]) and same(r["inside"], r["after saving"])
+        assert same(r["before"], r["after"])
+        for what, error in r["refused"].items():
+            assert "Call optimizer.train() on every process first" in error, what
+    assert not same(results[0]["before"], results[1]["before"])
+
+
+@pytest.mark.parametrize(("method", "overlap"), MODES)
+def test_a_checkpoint_between_eval_and_train_is_of_each_nodes_own(
+    method: str, overlap: str
+) -> None:
+    for r in scenarios.outcomes(f"eval {method} {overlap}"):
+        assert same(r["before"], r["loaded"]) and same(r["end"], r["resumed"])
+
+
+# Statistics -------------------------------------------------------------------------------------
+
 SIZE = 8 * sum(torch.Size(shape).numel() for shape in runs.Quadratic.SHAPES)  # bytes
 SENT = [
     ("decentlam", "ring", True, [2 * SIZE] * 4),
@@ -134,4 +174,4 @@ def test_statistics(method: str, topology: str, overlap: bool, sent: list[int]) 
 
 def test_waiting_for_a_slow_neighbor_is_counted() -> None:
     results = scenarios.outcomes("statistics decentlam False")
-    assert results[0]["total wait"] > 0.2  # node 3 is its neighbor on the ring, 4 times 0.1 s late
+    assert results[0]["total wait"] > 0.2  # node 3, its neighbor on the ring, slept for 2 s

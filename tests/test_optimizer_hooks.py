@@ -139,7 +139,7 @@ def test_backward_with_create_graph() -> None:
             opt.zero_grad()
             loss_of(model, step).backward(create_graph=True)
             opt.step()
-        assert not any(p.requires_grad for b in optimizer._buckets for p in (b.x, b.g))
+        assert not any(p.requires_grad for b in optimizer.runtime.buckets for p in (b.x, b.g))
         assert_close([flat(ours)], [flat(theirs)])
 
 

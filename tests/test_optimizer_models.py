@@ -64,6 +64,8 @@ for reentrant in (True, False):
 LARGE = ("decentlam", "da-dmsgd", "awc-dmsgd", "d2-dmsgd", "slowmo", "pmsgd")
 for method in LARGE:
     scenarios.add(f"large {method}", runs_models.large, method=method)
+for overlap in ("none", "backward", "forward"):
+    scenarios.add(f"habits {overlap}", runs_models.habits, overlap=overlap)
 scenarios.add("no backward", runs_models.no_backward_at_all)
 scenarios.add("channels last", runs_models.channels_last)
 scenarios.add("aot", runs_models.compiled, backend="aot_eager")
@@ -90,7 +92,15 @@ def test_parameters_larger_than_one_piece(method: str) -> None:
     assert_equal(scenarios.outcomes(f"large {method}"), expected)
 
 
-def test_step_without_backward_is_a_zero_gradient() -> None:
+def test_habits_of_scripts_give_the_same_bits_in_every_overlap_mode() -> None:
+    expected = scenarios.outcomes("habits none")
+    for overlap in ("backward", "forward"):
+        for ours, theirs in zip(scenarios.outcomes(f"habits {overlap}"), expected, strict=True):
+            assert runs.same(ours, theirs)
+    assert not runs.same(expected[0], expected[1])  # the nodes have data of their own
+
+
+def test_a_node_without_data_may_step_with_zero_gradients() -> None:
     expected = runs_steps.simulate(
         "dmsgd", N, 6, absent=lambda node, step: node == 1 and step % 2 == 1, weight_decay=0.0
     )

@@ -14,7 +14,6 @@ import decentlam
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 30
 SMALL = 100  # bytes: nearly every parameter is a bucket of its own
 LARGE = 2**20
 EVERYONE = ("pmsgd", "pmsgd-lars")  # never in shared memory
@@ -52,14 +51,14 @@ class Case:
             "shared_memory": self.bucket_bytes == SMALL and not self.sent,
             **({"lars": True} if self.method == "pmsgd-lars" else {}),
         }
-        return runs.train_quadratic(self.method, STEPS, {**options, **self.hyper})
+        return runs.train_quadratic(self.method, runs.STEPS, {**options, **self.hyper})
 
     def simulate(self) -> list[torch.Tensor]:
         return runs.simulate_quadratic(
             self.method,
             self.topology,
             self.nodes,
-            STEPS,
+            runs.STEPS,
             weight_decay=self.weight_decay,
             **self.hyper,
         )
@@ -105,7 +104,7 @@ FOUR = [
     Case(4, "gt-dmsgd", "one-peer-exponential", True, SMALL, 0.01, FAST),
     Case(4, "gt-dmsgd", "mesh", False, LARGE, 0.0, AHEAD),
 ]
-FORWARD = [  # parameters arrive late, in the next forward
+FORWARD = [  # parameters arrive in the next forward
     Case(4, "pmsgd", "mesh", "forward", SMALL, 0.01, FAST),
     Case(4, "pmsgd-lars", "star", "forward", SMALL, 0.01, FAST),
     Case(4, "dsgd", "one-peer-exponential", "forward", SMALL, 0.01),
@@ -126,7 +125,7 @@ FIVE = [  # an odd number: somebody rests at every step of a matching
     Case(5, "dmsgd", "bipartite-random-match", True, SMALL, 0.01, SLOW),
     Case(5, "da-dmsgd", "one-peer-exponential", True, SMALL, 0.01, SLOW),
     Case(5, "awc-dmsgd", "bipartite-random-match", True, SMALL, 0.01, SLOW),
-    Case(5, "slowmo", "one-peer-symmetric-exponential", False, SMALL, 0.0, slowmo(tau=7)),
+    Case(5, "slowmo", "one-peer-symmetric-exponential", False, SMALL, 0.0, slowmo(tau=4)),
     Case(5, "decentlam", "one-peer-symmetric-exponential", True, SMALL, 0.01, SLOW),
     Case(5, "decentlam", "mesh", False, SMALL, 0.01, FAST),
     Case(5, "pmsgd", "star", True, SMALL, 0.01, FAST),

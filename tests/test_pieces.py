@@ -12,8 +12,7 @@ import runs_pieces as pieces
 import torch
 from runs import Scenarios
 
-from decentlam.exchange.courier import Courier
-from decentlam.exchange.process_group import piece_bytes
+from decentlam.runtime.forward.wire import PrioritySender, piece_bytes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -74,7 +73,7 @@ def test_nothing_is_left_of_an_optimizer_that_is_gone() -> None:
     assert scenarios.outcomes("dropped") == [(False, 0)] * N
 
 
-# The courier ------------------------------------------------------------------------------------
+# The sender ------------------------------------------------------------------------------------
 
 
 class Sent:
@@ -123,10 +122,10 @@ SECONDS = timedelta(seconds=20)
 
 
 def test_an_urgent_message_waits_for_pieces_of_another_not_for_all_of_it() -> None:
-    wire, courier = Wire(), Courier(SECONDS)
-    slow = courier.hand(1, [wire.piece(f"slow {k}") for k in range(4)])
+    wire, sender = Wire(), PrioritySender(SECONDS)
+    slow = sender.submit(1, [wire.piece(f"slow {k}") for k in range(4)])
     assert wire.await_posts(2) == ["slow 0", "slow 1"]
-    urgent = courier.hand(2, [wire.piece("urgent 0"), wire.piece("urgent 1")])
+    urgent = sender.submit(2, [wire.piece("urgent 0"), wire.piece("urgent 1")])
     wire.let_go("slow 0", "slow 1", "urgent 0", "urgent 1")
     assert wire.await_posts(6)[2:4] == ["urgent 0", "urgent 1"]
     assert urgent.wait(SECONDS)
@@ -137,9 +136,9 @@ def test_an_urgent_message_waits_for_pieces_of_another_not_for_all_of_it() -> No
 
 
 def test_the_rest_of_a_message_that_failed_is_not_sent_and_others_go_on() -> None:
-    wire, courier = Wire(), Courier(SECONDS)
-    broken = courier.hand(2, [wire.piece("a", error="no route"), *map(wire.piece, "bcd")])
-    whole = courier.hand(1, [wire.piece("e"), wire.piece("f")])
+    wire, sender = Wire(), PrioritySender(SECONDS)
+    broken = sender.submit(2, [wire.piece("a", error="no route"), *map(wire.piece, "bcd")])
+    whole = sender.submit(1, [wire.piece("e"), wire.piece("f")])
     wire.let_go(*"abcdef")
     with pytest.raises(RuntimeError, match="no route"):
         broken.wait(SECONDS)
@@ -149,18 +148,18 @@ def test_the_rest_of_a_message_that_failed_is_not_sent_and_others_go_on() -> Non
 
 
 def test_a_message_that_does_not_leave_in_time_is_reported() -> None:
-    wire, courier = Wire(), Courier(SECONDS)
-    stuck = courier.hand(1, [wire.piece("stuck")])
+    wire, sender = Wire(), PrioritySender(SECONDS)
+    stuck = sender.submit(1, [wire.piece("stuck")])
     with pytest.raises(RuntimeError, match="in time"):
         stuck.wait(timedelta(seconds=0.05))
     wire.let_go("stuck")
 
 
-def test_a_message_without_pieces_is_refused_and_the_courier_goes_on() -> None:
-    wire, courier = Wire(), Courier(SECONDS)
+def test_a_message_without_pieces_is_refused_and_the_sender_goes_on() -> None:
+    wire, sender = Wire(), PrioritySender(SECONDS)
     with pytest.raises(ValueError, match="no piece"):
-        courier.hand(1, [])
-    later = courier.hand(1, [wire.piece("later")])
+        sender.submit(1, [])
+    later = sender.submit(1, [wire.piece("later")])
     wire.let_go("later")
     assert later.wait(SECONDS)
 

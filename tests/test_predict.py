@@ -10,11 +10,8 @@ import pytest
 from measured import TRUTH, benchmark
 from typer.testing import CliRunner
 
-from decentlam.cost import (
-    Calibration,
-    parse_bandwidth,
-    save_calibration,
-)
+from decentlam.analysis.cost import Calibration, parse_bandwidth
+from decentlam.lab.calibration import save_calibration
 from decentlam.lab.cli import app
 from decentlam.lab.models import MODELS
 

@@ -40,9 +40,10 @@ def test_what_is_not_a_run_directory_is_refused_with_what_is_needed(tmp_path: Pa
     (run / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="no recipe with a method"):
         write([run], tmp_path / "page.html")
-    (run / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
-        write([run], tmp_path / "page.html")
+    for damaged in ("{", "[" * 100_000):
+        (run / "run.json").write_text(damaged)
+        with pytest.raises(ValueError, match="is not JSON"):
+            write([run], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 

@@ -15,18 +15,18 @@ import torch
 from emulated import left_of
 from typer.testing import CliRunner
 
-from decentlam.cost import fit, load_measurements
+from decentlam.lab.calibration import fit, load_measurements
 from decentlam.lab.cli import app
 from decentlam.lab.emulation import unavailable
 from decentlam.lab.emulation.contenders import BASE, LOCAL, choose, contenders
 from decentlam.lab.emulation.facts import explained
 from decentlam.lab.emulation.models import make_model, sleeping
-from decentlam.lab.emulation.results import left_out, limits, split, summary
+from decentlam.lab.emulation.results import bound, left_out, limits, split, summary
 from decentlam.lab.emulation.setting import Setting
 from decentlam.lab.emulation.timing import measure
 from decentlam.lab.studies import STUDIES, runtime
 from decentlam.lab.study import perform
-from decentlam.pace import Pace
+from decentlam.runtime.overlap import OverlapChoice
 
 pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
 
@@ -81,6 +81,7 @@ def test_models_have_the_size_they_are_said_to_have() -> None:
         ({"only": ("SGP",)}, "unknown contender 'SGP'; choose from local only"),
         ({"rounds": 0}, "1 or more"),
         ({"straggler_ms": -1.0}, "0 ms or more"),
+        ({"buckets": 0}, "1 bucket or more, got 0"),
         ({"compute": "sleep:1", "forward_share": 1.5}, "between 0 and 1, got 1.5"),
         ({"forward_share": 0.1}, "only sleeping compute"),
     ],
@@ -92,7 +93,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], message:
 
 def record(contender: str, number: int, seconds: float, step: float, wait: float) -> dict[str, Any]:
     spent = {"seconds": seconds, "step_seconds": step, "wait_seconds": wait, "bytes_sent": 4e6}
-    spent["forward_seconds"] = 0.1
+    spent |= {"forward_seconds": 0.1, "cpu_seconds": 0.05, "buckets": [4]}
     return {"round": number, "contender": contender, **spent}
 
 
@@ -104,11 +105,21 @@ def test_times_are_split_and_compared_round_by_round() -> None:
     found = split(mine[0], local[0])
     assert found == pytest.approx({"compute": 0.08, "update": 0.03, "exposed": 0.09})
     gone = {"round": 0, "contender": "x", "left_out": "no such overlap"}
-    rows = {row["contender"]: row for row in summary([*local, *ddp, *mine, gone])}
+    asleep = Setting(compute="sleep:80", parameters=10**7)
+    records = explained([*local, *ddp, *mine, gone], asleep, 4, "1Gbit")
+    rows = {row["contender"]: row for row in summary(records)}
     assert list(rows) == [LOCAL, BASE, ONE_PEER]
     ours = rows[ONE_PEER]  # 1, 0.5 and 0.4 of DDP
     assert (ours["of_DDP"], ours["lowest"], ours["highest"]) == pytest.approx((0.5, 0.4, 1.0))
     assert ours["speed_up"] == pytest.approx(2) and ours["MB_sent"] == 4
+    assert ours["cpu_ms"] == pytest.approx(50)
+    # A third of 0.08 s is forward. 40 MB take 0.32 s, and one bucket leaves after backward; of
+    # two, the first leaves in its midst, and is updated while the second is on its way.
+    timed = next(r for r in records if r["contender"] == ONE_PEER)
+    assert bound(timed) == pytest.approx(0.08 + 0.32 + 0.02)
+    assert bound({**timed, "buckets": [5, 5]}) == pytest.approx(0.16 / 3 + 0.32 + 0.01)
+    assert bound({**timed, "overlap": "iteration"}) == pytest.approx(0.32 + 0.02)
+    assert bound({**timed, "bandwidth": None}) == pytest.approx(0.10)
     assert left_out([*local, gone]) == ["Left out: x: no such overlap"]
     assert "1.75 models of 40 MB" in limits(8, 10**7)
 
@@ -120,10 +131,10 @@ def test_the_two_that_all_are_compared_with_are_always_there() -> None:
 def test_a_mode_that_is_found_by_trying_is_timed_after_the_trial_and_only_when_named() -> None:
     auto = "DecentLaM one-peer, auto"
     assert auto not in choose(()) and auto not in runtime.USUAL
-    pace = Pace("auto")
+    choice = OverlapChoice("auto")
     for _ in range(choose((auto,))[auto].warm_up):
-        pace.step_ended()
-    assert not pace.undecided
+        choice.step_ended()
+    assert not choice.undecided
 
 
 @pytest.mark.parametrize(
@@ -166,6 +177,7 @@ TINY = runtime.Runtime(
 )
 
 
+@pytest.mark.system
 @pytest.mark.netns
 def test_the_study_runs_on_emulated_links(
     network: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -199,6 +211,7 @@ def test_the_study_runs_on_emulated_links(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.system
 def test_the_study_runs_on_loopback_without_root() -> None:
     setting = runtime.recipe(nodes=2, quick=True, loopback=True)
     setting = replace(setting, only=(ONE_PEER,), rounds=1, iterations=2)
@@ -208,6 +221,7 @@ def test_the_study_runs_on_loopback_without_root() -> None:
     assert any("loopback" in note for note in runtime.notes(setting, records))
 
 
+@pytest.mark.system
 @pytest.mark.netns
 def test_what_was_measured_is_kept_when_a_case_fails(network: None) -> None:
     lost = replace(TINY.cases[0], parameters=10**13)  # for which there is no memory

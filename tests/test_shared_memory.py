@@ -67,25 +67,25 @@ def test_nothing_stays_mapped_when_the_optimizer_is_gone() -> None:
 
 def test_without_memory_on_one_node_all_send_their_messages() -> None:
     found = scenarios.outcomes("without room")
-    assert {name for name, _ in found} == {"ProcessGroupExchange"}
+    assert {name for name, _ in found} == {"Neighbors"}
     runs.assert_equal([t for _, t in found], runs_steps.simulate("decentlam", N, 6))
 
 
 def test_without_memory_for_another_group_of_parameters_all_send_their_messages() -> None:
     both = zip(scenarios.outcomes("less room later"), scenarios.outcomes("sent"), strict=True)
     for (found, trajectory), (_, expected) in both:
-        assert found == ["SharedMemoryExchange", "ProcessGroupExchange"]
+        assert found == ["SharedMemory", "Neighbors"]
         assert runs.same(trajectory, expected)
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("usual", "SharedMemoryExchange"),
-        ("two per node", "SharedMemoryExchange"),
-        ("switched off", "ProcessGroupExchange"),
-        ("needs no gradient", "ProcessGroupExchange"),
-        ("everyone", "ProcessGroupExchange"),
+        ("usual", "SharedMemory"),
+        ("two per node", "SharedMemory"),
+        ("switched off", "Neighbors"),
+        ("needs no gradient", "Neighbors"),
+        ("everyone", "AllReduce"),
     ],
 )
 def test_who_shares(name: str, expected: str) -> None:

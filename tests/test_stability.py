@@ -7,13 +7,15 @@ import math
 
 import numpy as np
 import pytest
+import runs
 import torch
 from torch import nn
 
 import decentlam
-from decentlam import algorithms, growth, simulate, theory
+from decentlam import algorithms, growth, simulate
+from decentlam.analysis.stability import choose, growth_rate, largest_step
+from decentlam.lab import theory
 from decentlam.lab.problems import linear_regression
-from decentlam.stability import choose, growth_rate
 from decentlam.topology import (
     Topology,
     bipartite_random_match,
@@ -94,8 +96,9 @@ def test_many_nodes_are_followed_by_iteration_to_the_same_rate() -> None:
     # out by hand is the slow way to the same number.
     topology = one_peer_symmetric_exponential(250)
     found = growth_rate(algorithms.SteadyDecentLaM(0.9), topology)
-    steps = decentlam.linear_map.LinearMap.of(algorithms.SteadyDecentLaM(0.9), topology)
-    radius = np.abs(np.linalg.eigvals(steps.matrix(topology.period))).max()
+    steps = decentlam.analysis.linear_map.LinearMap.of(algorithms.SteadyDecentLaM(0.9), topology)
+    no_gradients = torch.zeros(topology.period, 250, 0, dtype=torch.float64)
+    radius = np.abs(np.linalg.eigvals(steps.matrix(no_gradients)[0])).max()
     assert found.value == pytest.approx(radius ** (1 / topology.period), rel=1e-6)
 
 
@@ -112,7 +115,7 @@ def test_a_network_of_1024_nodes_is_answered() -> None:
 def test_the_bound_of_random_weights_holds_the_rate_of_a_longer_run() -> None:
     network = bipartite_random_match(8)
     short = growth_rate(algorithms.DecentLaM(0.9), network, batch_steps=30)
-    long = growth_rate(algorithms.DecentLaM(0.9), network, seed=1, batch_steps=400)
+    long = growth_rate(algorithms.DecentLaM(0.9), network, seed=1, batch_steps=300)
     assert not short.exact and short.low < long.value < short.high
     assert long.high - long.low < short.high - short.low
     assert long.low > 1.04 and long.high < 1.09
@@ -199,12 +202,171 @@ def test_the_steady_form_has_the_bias_of_dsgd_at_the_speed_of_dmsgd_on_random_pa
     assert steps["decentlam-steady"] < 1.2 * steps["dmsgd"] < steps["dsgd"]
 
 
-def test_gradient_tracking_can_diverge_where_the_oracle_sees_no_growth() -> None:
-    """A known limit: gradients close a loop through y that a map without gradients lacks."""
+# With gradients -----------------------------------------------------------------------------------
+
+SPREAD = np.geomspace(0.01, 1.0, 8)
+
+
+def by_hand(method: str, w: np.ndarray, lr: float, h: np.ndarray, beta: float) -> np.ndarray:
+    """The recursion under g = h x as a matrix on (x, buffer), written down from the paper."""
+    eye, scaled = np.eye(len(w)), lr * np.diag(h)
+    local = w @ (eye - scaled)
+    if method == "dsgd":
+        return local
+    if method == "dmsgd":  # lr m+ = beta lr m + lr h x;  x+ = W (x - lr m+)
+        return np.block([[local, -beta * w], [scaled, beta * eye]])
+    if method == "awc-dmsgd":  # x+ = W x - lr m+
+        return np.block([[w - scaled, -beta * eye], [scaled, beta * eye]])
+    if method == "decentlam":  # v+ = beta v + x - W (x - lr h x);  x+ = x - v+
+        return np.block([[local, -beta * eye], [eye - local, beta * eye]])
+    assert method == "qg-dmsgd"  # x+ = W (x - lr h x - beta v);  v+ = beta v + (1-beta)(x - x+)
+    keep = (1 - beta) * (eye - local)
+    return np.block([[local, -beta * w], [keep, beta * eye + (1 - beta) * beta * w]])
+
+
+@pytest.mark.parametrize("method", ["dsgd", "dmsgd", "awc-dmsgd", "decentlam", "qg-dmsgd"])
+@pytest.mark.parametrize("topology", [ring(8), mesh(8), one_peer_hypercube(8)], ids=repr)
+@pytest.mark.parametrize("h", [0.7, SPREAD], ids=["alike", "spread"])
+def test_growth_with_gradients_is_the_spectral_radius_of_the_recursion_by_hand(
+    method: str, topology: Topology, h: float | np.ndarray
+) -> None:
+    assert topology.period is not None
+    product = np.eye(1)
+    for k in range(topology.period):
+        w = topology.weights(k).numpy()
+        step = by_hand(method, w, 1.3, np.broadcast_to(h, 8), 0.8)
+        product = step @ (product if k else np.eye(len(step)))
+    expected = np.abs(np.linalg.eigvals(product)).max() ** (1 / topology.period)
+    found = growth(method, topology, None if method == "dsgd" else 0.8, lr=1.3, curvature=h)
+    assert found.exact and found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", [n for n in algorithms.ALGORITHMS if n != "pmsgd-lars"])
+def test_growth_with_gradients_is_that_of_a_simulated_run(method: str) -> None:
+    """Also of methods whose buffers keep a sum at zero, and of those that average exactly."""
+    hyper = {"tau": 6} if method == "slowmo" else {}
+    seen: list[float] = []
+    x0 = torch.ones(8, 1, dtype=torch.float64)
+    h = torch.from_numpy(SPREAD)[:, None]
+    simulate(
+        method, ring(8), x0, lambda x, k: h * x, 0.9, 720, momentum=0.9,
+        callback=lambda k, x: seen.append(x.norm().item()), **hyper,
+    )  # fmt: skip
+    # The envelope: what swings is compared by its largest value in a window.
+    early, late = max(seen[300:360]), max(seen[660:720])
+    found = growth(method, ring(8), 0.9, lr=0.9, curvature=(0.01, 1.0), **hyper)
+    assert found == pytest.approx((late / early) ** (1 / 360), abs=4e-3)
+
+
+def test_only_lr_times_curvature_matters() -> None:
+    for name in algorithms.ALGORITHMS:
+        if name != "pmsgd-lars":
+            rates = [growth(name, mesh(4), lr=lr, curvature=1 / lr) for lr in (0.01, 0.5, 20.0)]
+            assert rates[1:] == pytest.approx(rates[:1] * 2, rel=1e-9), name
+
+
+def test_algorithm_2_diverges_on_negative_eigenvalues_where_curvatures_differ() -> None:
+    """From lr 1.13 on, where the largest curvature is 1; equal ones stand 2 (1 + beta)."""
+    assert largest_step("decentlam", ring(8), 0.9, curvature=(0.01, 1)) == pytest.approx(
+        1.1308, abs=1e-4
+    )
+    for lr, unstable in ((1.1, False), (1.2, True), (1.5, True), (3.5, True)):
+        assert (growth("decentlam", ring(8), 0.9, lr=lr, curvature=SPREAD) > 1) is unstable
+        lazy = growth("decentlam", ring(8).lazy(0.5), 0.9, lr=lr, curvature=SPREAD)
+        assert lazy == pytest.approx(0.9**0.5, rel=1e-6)
+    for name in ("pmsgd", "dsgd", "dmsgd", "qg-dmsgd"):
+        assert growth(name, ring(8), 0.9, lr=1.5, curvature=SPREAD) < 1
+    for name in ("pmsgd", "dsgd", "qg-dmsgd"):
+        assert growth(name, ring(8), 0.9, lr=3.5, curvature=SPREAD) < 1
+    assert growth("dmsgd", ring(8), 0.9, lr=3.5, curvature=SPREAD) > 1.09
+    assert largest_step("decentlam", ring(8), 0.9) == pytest.approx(3.8, rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("topology", [ring(8), mesh(8), ring(5)], ids=repr)
+def test_the_largest_step_of_dmsgd_is_a_closed_form(topology: Topology, beta: float) -> None:
+    """r^2 - (w + b - w lr h) r + w b = 0 has a root of 1 at lr h = (1 - b)(1 - w) / |w|, w < 0,
+    and of -1 at (1 + b)(1 + w) / w, w > 0: at w = 1 momentum SGD's own 2 (1 + b)."""
+    limits = [
+        (1 - beta) * (1 - w) / -w if w < 0 else (1 + beta) * (1 + w) / w
+        for w in topology.eigenvalues(0).tolist()
+        if abs(w) > 1e-9
+    ]
+    assert largest_step("dmsgd", topology, beta) == pytest.approx(min(limits), rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9, 0.99])
+def test_the_largest_step_of_an_exact_average_is_that_of_momentum_sgd(beta: float) -> None:
+    assert largest_step("pmsgd", ring(8), beta) == pytest.approx(2 * (1 + beta), rel=1e-5)
+    apart = largest_step("pmsgd", ring(8), beta, curvature=SPREAD)
+    assert apart == pytest.approx(2 * (1 + beta) / SPREAD.mean(), rel=1e-5)
+    one = largest_step("dmsgd", ring(1), beta)
+    assert one == pytest.approx(2 * (1 + beta), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "beta", "low", "high"),
+    [
+        ("decentlam-steady", 0.9, 2.7, 3.0),
+        ("decentlam-steady", 0.99, 1.95, 2.25),
+        ("dmsgd", 0.9, 2.35, 2.6),
+        ("gt-dmsgd", 0.9, 0.6, 0.8),
+        ("decentlam", 0.9, 0.0, 0.0),
+    ],
+)
+def test_the_largest_step_on_random_pairs(method: str, beta: float, low: float, high: float):
+    assert low <= largest_step(method, bipartite_random_match(8), beta) <= high
+
+
+def test_the_largest_step_on_random_pairs_parts_runs_that_converge_from_runs_that_do_not() -> None:
+    limit = largest_step("dmsgd", bipartite_random_match(8), 0.9)
+    x0 = torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for part, converges in ((0.92, True), (1.08, False)):
+        other = bipartite_random_match(8, seed=5)
+        x = simulate("dmsgd", other, x0, lambda x, k: x, part * limit, 800, momentum=0.9)
+        assert bool(x.norm() < 1e-3) is converges
+
+
+def test_gradient_tracking_diverges_where_only_gradients_show_it() -> None:
+    """Gradients close a loop through y that a map without them lacks."""
     problem, network = linear_regression(8, seed=0), one_peer_symmetric_exponential(8)
     assert growth_rate(algorithms.GTDmSGD(0.9), network).value < 0.91
     x = simulate("gt-dmsgd", network, problem.start, problem.gradient, 5e-4, 600, momentum=0.9)
     assert problem.relative_error(x) > 1
+    limit = largest_step("gt-dmsgd", network, 0.9)
+    assert limit == pytest.approx(0.0340, abs=1e-4)
+    assert limit < 5e-4 * problem.quadratic.L
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"lr": 0.1}, "lr was given without curvature"),
+        ({"curvature": 1.0}, "curvature was given without lr"),
+        ({"lr": -1.0, "curvature": 1.0}, "lr must be"),
+        ({"lr": 0.1, "curvature": -1.0}, "0 or more"),
+        ({"lr": 0.1, "curvature": math.nan}, "finite"),
+        ({"lr": 0.1, "curvature": "steep"}, "one per node"),
+        ({"lr": 0.1, "curvature": [1.0, 2.0, 3.0]}, "8 nodes, but curvature has 3 entries"),
+        ({"lr": 0.1, "curvature": (0.0, 1.0)}, "0 < low <= high"),
+        ({"lr": 0.1, "curvature": (2.0, 1.0)}, "0 < low <= high"),
+    ],
+    ids=str,
+)
+def test_lr_and_curvature_out_of_range_are_refused(given: dict, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        growth("decentlam", ring(8), **given)
+
+
+def test_layerwise_rates_are_no_linear_map() -> None:
+    with pytest.raises(ValueError, match="no linear map"):
+        growth("pmsgd-lars", ring(8), lr=0.1, curvature=1.0)
+
+
+def test_a_flat_loss_neither_grows_nor_shrinks() -> None:
+    for name in ("dmsgd", "decentlam", "gt-dmsgd", "d2-dmsgd"):
+        assert growth(name, ring(8), 0.9, lr=0.1, curvature=0.0) == pytest.approx(1.0, abs=1e-6)
+    assert largest_step("dmsgd", ring(8), 0.9, curvature=0.0) == math.inf
 
 
 # What is done about it ---------------------------------------------------------------------------
@@ -282,4 +444,15 @@ def test_simulated_nodes_consult_the_oracle_when_asked(caplog: pytest.LogCapture
 
 def test_one_node_needs_no_oracle() -> None:
     optimizer = decentlam.DecentLaM(nn.Linear(2, 1).parameters(), lr=0.1, topology="ring")
-    assert optimizer._algorithm == algorithms.PmSGD(0.9)
+    assert optimizer.algorithm == algorithms.PmSGD(0.9)
+
+
+@pytest.mark.parametrize("kind", runs.CLASSES.values(), ids=lambda kind: kind.__name__)
+def test_every_method_is_stable_on_its_default_topology(kind: type) -> None:
+    optimizer = kind([nn.Parameter(torch.zeros(1))])
+    options = optimizer._options
+    network = resolve(options.topology, 9)
+    algorithm, network, _ = choose(optimizer.method, network, options.stable)
+    if not algorithms.always_everyone(algorithm):
+        assert growth_rate(algorithm, network, batch_steps=40).value < 1
+    assert network.max_peers == 1 or kind in (decentlam.D2DmSGD, decentlam.GTDmSGD)

@@ -66,6 +66,7 @@ def test_an_interrupted_run_is_continued_and_ends_as_if_it_had_not_been(tmp_path
     assert sweep([TINY], tmp_path, jobs=1)[0] | {"seconds": 0} == whole | {"seconds": 0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("what", ["killed", pytest.param("interrupted", marks=pytest.mark.slow)])
 def test_processes_that_die_or_are_stopped_end_the_sweep_and_the_next_finishes(
     tmp_path: Path, what: str

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from decentlam import simulate, theory
+from decentlam import simulate
+from decentlam.lab import theory
 from decentlam.lab.problems import linear_regression
 from decentlam.topology import (
     Topology,

@@ -184,9 +184,9 @@ def test_rho_of_random_pairs_is_that_of_many_samples(n: int) -> None:
     assert net.rho**2 == pytest.approx(second, rel=0.06, abs=1e-12)
 
 
-@pytest.mark.parametrize("pace", [0.3, 0.6])
-def test_rho_of_lazy_random_pairs_is_that_of_many_samples(pace: float) -> None:
-    net = topology.bipartite_random_match(6, seed=2).lazy(pace)
+@pytest.mark.parametrize("rate", [0.3, 0.6])
+def test_rho_of_lazy_random_pairs_is_that_of_many_samples(rate: float) -> None:
+    net = topology.bipartite_random_match(6, seed=2).lazy(rate)
     drawn = [net.rule(k).dense() for k in range(1500)]
     mean = sum(W.T @ W for W in drawn) / len(drawn)
     second = np.linalg.eigvalsh(mean - 1 / 6)[-1]

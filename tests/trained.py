@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs_checkpoint import newest
 from torch import Tensor
 
 TIMES = ("seconds", "step_seconds", "data_seconds", "compute_seconds", "wait_seconds")
@@ -35,7 +36,7 @@ def tensors(content: Any) -> list[Tensor]:
 
 
 def checkpoint(directory: Path) -> list[Tensor]:
-    files = sorted((directory / "checkpoint").glob("process-*.pt"))
+    files = sorted(newest(directory / "checkpoint").glob("process-*.pt"))
     assert files
     return tensors([torch.load(file, weights_only=True) for file in files])
 

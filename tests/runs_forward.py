@@ -1,4 +1,4 @@
-"""What processes do in tests/test_late.py: look at parameters whose update is still on its way."""
+"""What processes do in tests/test_forward.py: look at parameters that are still awaited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runs import Quadratic, flat
 from runs_steps import LR, build, message_of, quadratic_loss, start
 from torch import Tensor, nn
 
-from decentlam.late import LateParameter
+from decentlam.runtime.forward.parameter import AwaitedParameter
 
 Group = dist.ProcessGroup
 
@@ -31,8 +31,8 @@ def take_steps(optimizer: Any, model: nn.Module, node: int) -> None:
         optimizer.step()
 
 
-def are_late(model: nn.Module) -> bool:
-    return all(type(p) is LateParameter for p in model.parameters())
+def are_awaited(model: nn.Module) -> bool:
+    return all(type(p) is AwaitedParameter for p in model.parameters())
 
 
 def are_plain(model: nn.Module) -> bool:
@@ -128,7 +128,7 @@ def looks(process_group: Group) -> dict[str, Tensor]:
             optimizer.zero_grad()
             quadratic_loss(model, node, step).backward()
             optimizer.step()
-            assert are_late(model), name
+            assert are_awaited(model), name
         seen[name] = look(model, optimizer).double()
         assert are_plain(model), name
     return seen
@@ -155,16 +155,16 @@ def metadata(process_group: Group) -> bool:
         facts = (p.shape, p.dtype, p.device, p.requires_grad, p.numel(), p.dim(), p.is_leaf)
         assert facts[0] and facts[3] and isinstance(p, nn.Parameter)
         p.grad = None
-    assert are_late(model)
+    assert are_awaited(model)
     for group in optimizer.param_groups:  # as schedulers do
         group["lr"] = LR / 2
-    late = are_late(model)
+    awaited = are_awaited(model)
     optimizer.finish()
-    return late and are_plain(model)
+    return awaited and are_plain(model)
 
 
 def zeroed_in_place(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients that a late update still needs are zeroed: by the optimizer, by the model."""
+    """Gradients that an update to come still needs are zeroed: by the optimizer, by the model."""
     runs = []
     for overlap in (False, "forward"):
         node, model, optimizer = start(process_group, method, overlap=overlap)
@@ -269,7 +269,7 @@ def unseen(process_group: Group) -> str:
 
 
 def subclassed(process_group: Group) -> tuple[Tensor, Tensor]:
-    """A parameter of another class is never late, and takes the same steps."""
+    """A parameter of another class is never awaited, and takes the same steps."""
 
     class Own(nn.Parameter):
         pass

@@ -1,4 +1,4 @@
-"""overlap="forward" leaves parameters late; whoever looks sees the finished value. And "auto"."""
+"""overlap="forward" leaves parameters awaited; whoever looks sees the new value. And "auto"."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ import pytest
 import runs
 import runs_auto as auto
 import runs_background as background
-import runs_late as late
+import runs_forward as forward
 import runs_steps
 import torch
 from runs import Scenarios
 from torch import nn
 
 import decentlam
-from decentlam import pace
+from decentlam.options import Options
+from decentlam.runtime import overlap as overlaps
+from decentlam.runtime.build import usual_overlap
 
 pytestmark = pytest.mark.timeout(300)
 
 N = 4
 SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "looks": (late.looks, {}),
-    "momentum": (late.state_of_momentum, {}),
-    "metadata": (late.metadata, {}),
-    "zeroed decentlam": (late.zeroed_in_place, {"method": "decentlam"}),
-    "zeroed steady": (late.zeroed_in_place, {"method": "decentlam-steady"}),
-    "zeroed pmsgd": (late.zeroed_in_place, {"method": "pmsgd"}),
-    "written": (late.written, {}),
-    "evaluated": (late.evaluated, {}),
-    "compiled": (late.compiled, {}),
-    "subclassed": (late.subclassed, {}),
+    "looks": (forward.looks, {}),
+    "momentum": (forward.state_of_momentum, {}),
+    "metadata": (forward.metadata, {}),
+    "zeroed decentlam": (forward.zeroed_in_place, {"method": "decentlam"}),
+    "zeroed steady": (forward.zeroed_in_place, {"method": "decentlam-steady"}),
+    "zeroed pmsgd": (forward.zeroed_in_place, {"method": "pmsgd"}),
+    "written": (forward.written, {}),
+    "evaluated": (forward.evaluated, {}),
+    "compiled": (forward.compiled, {}),
+    "subclassed": (forward.subclassed, {}),
     "auto decentlam": (auto.automatic, {"method": "decentlam"}),
     "auto pmsgd": (auto.automatic, {"method": "pmsgd"}),
     "auto awc-dmsgd": (auto.automatic, {"method": "awc-dmsgd"}),
@@ -38,8 +40,8 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "topology shared": (auto.automatic_topology, {"method": "decentlam", "shared_memory": True}),
     "topology pmsgd": (auto.automatic_topology, {"method": "pmsgd"}),
     "topology sent": (auto.automatic_topology, {"method": "decentlam"}),
-    "scripted": (late.scripted, {}),
-    "unseen": (late.unseen, {}),
+    "scripted": (forward.scripted, {}),
+    "unseen": (forward.unseen, {}),
     "changed gradient": (background.changed_gradient, {}),
     "dawdling": (background.dawdling, {}),
     "interrupted": (background.interrupted, {}),
@@ -52,9 +54,9 @@ for name, (function, arguments) in SCENARIOS.items():
     scenarios.add(name, function, **arguments)
 
 
-@pytest.mark.parametrize("look", late.LOOKS)
+@pytest.mark.parametrize("look", forward.LOOKS)
 def test_whoever_looks_sees_the_finished_value(look: str) -> None:
-    expected = runs_steps.simulate("decentlam", N, late.STEPS)[-1]
+    expected = runs_steps.simulate("decentlam", N, forward.STEPS)[-1]
     for node, seen in enumerate(scenarios.outcomes("looks")):
         assert (seen[look] - expected[node]).abs().max() < 1e-12
 
@@ -116,7 +118,7 @@ def test_a_gradient_changed_under_a_late_update_is_refused() -> None:
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])
 def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
     for expected, found, mode in scenarios.outcomes(f"auto {method}"):
-        assert mode in pace.MODES
+        assert mode in ("none", "backward")
         for step, (a, b) in enumerate(zip(expected, found, strict=True)):
             assert torch.equal(a, b), step
 
@@ -134,19 +136,23 @@ def test_auto_never_gets_in_the_way_of_a_script(script: str, reason: str) -> Non
     for found in scenarios.outcomes("careful scripts"):
         expected, real, (mode, undecided, why) = found[script]
         assert torch.equal(expected, real)
-        assert mode is False and not undecided and reason in why
+        assert mode == "none" and not undecided and reason in why
 
 
 def test_auto_chooses_only_where_processes_may_differ() -> None:
     """Collectives inside a node, and messages that leave early, need one mode everywhere."""
     one_per_node = decentlam.exchange.network.Network(None, 0, 4)
     two_per_node = decentlam.exchange.network.Network(None, 0, 4, processes_per_node=2)
-    params = nn.Linear(2, 1).parameters
-    assert decentlam.DecentLaM(params(), lr=0.1)._first_mode(one_per_node) == "auto"
-    assert decentlam.DecentLaM(params(), lr=0.1)._first_mode(two_per_node) is False
-    assert decentlam.AWCDmSGD(params(), lr=0.1)._first_mode(one_per_node) is True
-    clipping = decentlam.DecentLaM(params(), lr=0.1, max_grad_norm=1.0)
-    assert clipping._first_mode(one_per_node) is False
+    usual, clipping = Options(), Options(max_grad_norm=1.0)
+    ours, early = decentlam.algorithms.DecentLaM(), decentlam.algorithms.AWCDmSGD()
+    assert usual_overlap(ours, usual, one_per_node) == "auto"
+    assert usual_overlap(ours, usual, two_per_node) == "none"
+    assert usual_overlap(early, usual, one_per_node) == "backward"
+    assert usual_overlap(ours, clipping, one_per_node) == "none"
+    into_forward = Options(overlap="forward")
+    assert usual_overlap(ours, into_forward, one_per_node) == "forward"
+    assert usual_overlap(ours, into_forward, two_per_node) == "backward"
+    assert usual_overlap(early, into_forward, one_per_node) == "backward"
 
 
 @pytest.mark.parametrize(("name", "said"), [("shared", [True]), ("sent", [False]), ("pmsgd", [])])
@@ -158,21 +164,27 @@ def test_topology_auto_is_the_same_on_all_nodes_and_measures_what_carries(
     assert [reasons for _, _, reasons in found] == [said, [], [], []]
 
 
-def test_pace_keeps_the_fastest_and_prefers_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {False: 1.0, True: 0.99, "forward": 0.5}
-    for best, changed in (("forward", {}), (False, {"forward": 0.98}), (True, {True: 0.4})):
-        clock = [0.0]
-        monkeypatch.setattr(pace.time, "perf_counter", lambda clock=clock: clock[0])
-        trial = pace.Pace("auto")
+def test_auto_keeps_the_faster_and_prefers_the_simpler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for best, backward in (("backward", 0.9), ("none", 0.98), ("none", 1.5)):
+        clock, seconds = [0.0], {"none": 1.0, "backward": backward}
+        monkeypatch.setattr(overlaps.time, "perf_counter", lambda clock=clock: clock[0])
+        trial = overlaps.OverlapChoice("auto")
         for _ in range(100):
-            clock[0] += {**seconds, **changed}[trial.mode]
+            clock[0] += seconds[trial.mode]
             if trial.step_ended():
                 break
         assert trial.mode == best and not trial.undecided
-        assert "ms with 'forward'" in trial.reason
+        assert "ms with 'backward'" in trial.reason
+        assert ("'forward' may hide more" in trial.reason) == (best == "backward")
 
 
-@pytest.mark.parametrize("overlap", ["backward", 1, None, 2.0])
+@pytest.mark.parametrize("overlap", ["iteration", 1, None, 2.0])
 def test_unknown_overlap_is_refused_with_the_choices(overlap: Any) -> None:
-    with pytest.raises(ValueError, match="choose from False, True, 'forward', 'auto'"):
+    choices = "choose from 'none', 'backward', 'forward', 'auto', True or False"
+    with pytest.raises(ValueError, match=choices):
         decentlam.DecentLaM(nn.Linear(2, 1).parameters(), lr=0.1, overlap=overlap)
+
+
+def test_true_and_false_are_names_of_overlaps() -> None:
+    assert Options(overlap=True) == Options(overlap="backward")
+    assert Options(overlap=False) == Options(overlap="none")

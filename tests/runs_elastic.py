@@ -1,0 +1,49 @@
+"""benchmarks/chaos.py in a process that has torch already; a process that comes back twice."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from decentlam.errors import ExchangeError
+from decentlam.membership import generations
+
+CHAOS = Path(__file__).parents[1] / "benchmarks" / "chaos.py"
+
+
+def chaos(*arguments: str) -> int:
+    spec = importlib.util.spec_from_file_location("chaos", CHAOS)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["chaos"] = module
+    spec.loader.exec_module(module)
+    code: int = module.main([*arguments])
+    return code
+
+
+def come_back(directory: Path) -> int:
+    """Node 1 is killed, fails when it comes back, comes back again, and is stopped at its end."""
+    run = generations.current()
+    assert run is not None
+    done = directory / "done"
+    if run.joins:
+        failed = directory / "failed"
+        if not failed.exists():
+            failed.touch()
+            raise ExchangeError("a member died")
+        done.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return 1
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not done.exists():
+        time.sleep(0.01)
+        if run.troubled:
+            with contextlib.suppress(ExchangeError):
+                run.renew(0, whole=True, everyone=False)
+    return 0

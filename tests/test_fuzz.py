@@ -1,0 +1,13 @@
+"""The short form of `make fuzz`."""
+
+from __future__ import annotations
+
+import pytest
+from fuzzing import fuzz
+
+
+@pytest.mark.timeout(240)
+def test_no_input_ends_in_a_traceback() -> None:
+    counts, finds = fuzz(105, seed=7)
+    assert not finds, finds[0]
+    assert all(found["refused"] for found in counts.values()), counts

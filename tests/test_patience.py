@@ -1,0 +1,217 @@
+"""patience_seconds: late neighbors are left out at both ends, and come back."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import runs
+import runs_patience
+import torch
+
+import decentlam
+
+PATIENCE = {"patience_seconds": 0.4}
+NAP = {(1, 4): 1.6}  # node 1 sleeps before its fifth step, for several patiences
+PACE = 0.03
+STEPS = 55
+
+four = runs.Scenarios(4)
+LATE = {
+    "ring": ("dmsgd", "ring", "none"),
+    "ring, in backward": ("decentlam", "ring", "backward"),
+    "one peer": ("qg-dmsgd", "one-peer-symmetric-exponential", "none"),
+    "random match": ("da-dmsgd", "bipartite-random-match", "backward"),
+}
+for name, (method, topology, overlap) in LATE.items():
+    four.add(
+        name,
+        runs_patience.train,
+        method=method,
+        topology=topology,
+        steps=STEPS,
+        options={**PATIENCE, "overlap": overlap, "stable": "ignore", "bucket_bytes": 200},
+        naps=NAP,
+        pace=PACE,
+    )
+for name, options in {
+    "waits": {"shared_memory": False},
+    "very patient": {"patience_seconds": 50.0},
+}.items():
+    for method in ("decentlam", "gt-dmsgd"):
+        four.add(
+            f"{name} {method}",
+            runs_patience.train,
+            method=method,
+            topology="ring",
+            steps=12,
+            options={**options, "bucket_bytes": 200},
+        )
+    four.add(f"{name} and grows", runs_patience.grow, options=options)
+four.add(
+    "stopped",
+    runs_patience.train,
+    method="dmsgd",
+    topology="ring",
+    steps=STEPS,
+    options=PATIENCE,
+    pace=PACE,
+    stops=True,
+)
+four.add(
+    "gossip",
+    runs_patience.train,
+    method="dmsgd",
+    topology="ring",
+    steps=STEPS,
+    options=PATIENCE,
+    naps=NAP,
+    pace=PACE,
+    lr=0.0,
+)
+four.add(
+    "counting",
+    runs_patience.train,
+    method="dmsgd",
+    topology="ring",
+    steps=30,
+    options=PATIENCE,
+    naps=NAP,
+    pace=PACE,
+    counts=True,
+)
+four.add(
+    "always slow",
+    runs_patience.train,
+    method="dmsgd",
+    topology="ring",
+    steps=40,
+    options={"patience_seconds": 0.1},
+    naps={(1, k): 0.3 for k in range(40)},
+    pace=0.05,
+)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_run_with_edges_left_out_is_the_simulated_run_without_them(name):
+    method, topology, _ = LATE[name]
+    everyone = four.outcomes(name)
+    late = everyone[1][4]
+    neighbors = decentlam.topology.resolve(topology, 4).neighbors(1, late.step)
+    assert list(late.left_out) == neighbors  # all of them had gone on
+    runs_patience.replay(method, topology, everyone)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_node_that_was_late_goes_on_where_the_others_are(name):
+    everyone = four.outcomes(name)
+    _, topology, _ = LATE[name]
+    late, back = everyone[1][4:6]
+    assert back.step > late.step + 1  # the steps between were skipped
+    net = decentlam.topology.resolve(topology, 4)
+    used = [set(net.neighbors(1, t.step)) - set(t.left_out) for t in everyone[1][5:]]
+    assert any(used)
+    assert len(everyone[1]) < len(everyone[3])  # and it ended with the others
+
+
+def test_the_average_is_kept_whatever_is_left_out():
+    everyone = four.outcomes("gossip")
+    last = runs_patience.replay("dmsgd", "ring", everyone, lr=0.0)
+    start = torch.stack([runs_patience.flat_targets(i) for i in range(4)])
+    real = torch.stack([taken[-1].x for taken in everyone])
+    assert any(t.left_out for taken in everyone for t in taken)
+    assert (real.mean(0) - start.mean(0)).abs().max() < 1e-14
+    assert (last - real).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("method", ["decentlam", "gt-dmsgd"])
+def test_with_patience_enough_the_run_is_the_usual_one_to_the_bit(method):
+    usual, patient = four.outcomes(f"waits {method}"), four.outcomes(f"very patient {method}")
+    for a, b in zip(usual, patient, strict=True):
+        assert not any(t.left_out for t in b)
+        assert runs.same([t.x for t in a], [t.x for t in b])
+
+
+def test_param_groups_can_be_added():
+    usual, patient = four.outcomes("waits and grows"), four.outcomes("very patient and grows")
+    assert runs.same(usual, patient)
+
+
+def test_a_process_that_is_stopped_for_a_while_is_left_out_and_comes_back():
+    everyone = four.outcomes("stopped")
+    runs_patience.replay("dmsgd", "ring", everyone)
+    steps = [t.step for t in everyone[1]]
+    assert any(b > a + 1 for a, b in itertools.pairwise(steps))
+    assert any(1 in t.left_out for t in everyone[0])
+
+
+def test_who_counts_its_own_steps_takes_them_all_and_the_last_ones_alone():
+    everyone = four.outcomes("counting")
+    assert [len(taken) for taken in everyone] == [30] * 4
+    assert set(everyone[1][-1].left_out) == {0, 2}  # they had left
+    runs_patience.replay("dmsgd", "ring", everyone)
+
+
+def test_a_node_that_is_always_slow_mixes_at_its_own_pace():
+    everyone = four.outcomes("always slow")
+    runs_patience.replay("dmsgd", "ring", everyone)
+    slow = everyone[1]
+    assert len(slow) < len(everyone[3])
+    assert sum(len(t.left_out) < 2 for t in slow) >= 2
+
+
+@pytest.mark.timeout(100)
+def test_a_node_that_dies_while_it_is_left_out_is_named_and_ends_the_run():
+    options = {"patience_seconds": 0.3, "heartbeat_seconds": 2.0}
+    results = runs.run_processes(runs_patience.die, 4, (5, options), seconds=60)
+    assert results[1] == -9
+    for rank in (0, 2, 3):
+        assert re.search(r"process 1 \(pid .* died or stopped", str(results[rank])), results
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, True, "1", float("nan"), float("inf"), 1e300, [1]])
+def test_what_is_no_patience_is_refused(bad):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="patience_seconds"):
+        decentlam.DmSGD(model.parameters(), patience_seconds=bad)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"overlap": "forward"}, "overlap"),
+        ({"processes_per_node": 2}, "processes_per_node=1"),
+        ({"message_dtype": torch.bfloat16, "topology": "ring"}, "leave message_dtype out"),
+        ({"elastic": True, "topology": "ring"}, "leave one of them out"),
+    ],
+)
+def test_what_does_not_go_with_patience_is_refused(options, words):
+    with pytest.raises(ValueError, match=f"patience_seconds.*{words}"):
+        decentlam.options.Options(patience_seconds=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "topology", "words"),
+    [
+        ("pmsgd", "ring", "average with neighbors in every step"),
+        ("slowmo", "ring", "average with neighbors in every step"),
+        ("awc-dmsgd", "ring", "after the gradient"),
+        ("dmsgd", "one-peer-exponential", "same in both directions"),
+    ],
+)
+def test_methods_and_weights_without_edges_to_leave_out_are_refused(method, topology, words):
+    from decentlam.exchange.network import Network
+    from decentlam.exchange.patience import check_patience
+
+    net = decentlam.topology.resolve(topology, 4)
+    with pytest.raises(ValueError, match=f"patience_seconds.*{words}"):
+        check_patience(decentlam.ALGORITHMS[method](), Network(None, 0, 4), net)
+
+
+def test_one_node_alone_needs_no_patience():
+    model = torch.nn.Linear(2, 1)
+    optimizer = decentlam.DmSGD(model.parameters(), lr=0.1, patience_seconds=1.0)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert optimizer.statistics.left_out == ()
