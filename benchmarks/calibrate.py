@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentlam.cost import (
+from decentlam.lab.calibration import (
     Error,
     check,
     fit,

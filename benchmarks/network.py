@@ -7,7 +7,8 @@
 
 Every node is a process in a network namespace of its own, which needs Linux and root. Printed is
 the time relative to DDP in the same round: median and, in brackets, lowest and highest round.
-Lower is faster. What --json writes, benchmarks/calibrate.py fits the cost model to.
+Lower is faster. *bound* is the least that its bytes and its overlap allow, *CPU ms* the processor
+time of a step over all nodes. What --json writes, benchmarks/calibrate.py fits the cost model to.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from decentlam.lab.emulation.timing import MeasurementError, measure, unheard
 
 
 def report(records: list[Record], setting: Setting, where: str, nodes: int) -> None:
-    late = f", one node {setting.straggler_ms:g} ms late" if setting.straggler_ms else ""
+    slow = f", one node {setting.straggler_ms:g} ms behind" if setting.straggler_ms else ""
     size = f"{setting.size / 1e6:.3g}M parameters"
-    print(f"{nodes} nodes, {where}; {size}, compute {setting.compute}{late}; {machine()}")
+    print(f"{nodes} nodes, {where}; {size}, compute {setting.compute}{slow}; {machine()}")
     print(limits(nodes, setting.size))
     print(
-        f"\n{'':38s}    ms  of DDP (lowest-highest)  speed-up compute exposed update wait MB sent"
+        f"\n{'':46s}   ms  of DDP (lowest-highest) bound compute exposed update wait MB sent CPU ms"
     )
     for r in summary(records):
         spread = f"({r['lowest']:.2f}-{r['highest']:.2f})"
         print(
-            f"{r['contender']:38s}{r['ms']:6.0f}   {r['of_DDP']:5.2f} {spread:16s}  "
-            f"{r['speed_up']:8.2f} {r['compute_ms']:7.0f} {r['exposed_ms']:7.0f} "
-            f"{r['update_ms']:6.0f} {r['wait_ms']:4.0f} {r['MB_sent']:7.2f}"
+            f"{r['contender']:46s}{r['ms']:5.0f}   {r['of_DDP']:5.2f} {spread:16s} "
+            f"{r['bound_of_DDP']:5.2f} {r['compute_ms']:7.0f} {r['exposed_ms']:7.0f} "
+            f"{r['update_ms']:6.0f} {r['wait_ms']:4.0f} {r['MB_sent']:7.2f} {r['cpu_ms']:6.0f}"
         )
     for line in left_out(records):
         print(line)
@@ -73,6 +74,9 @@ def main() -> None:
     parser.add_argument(
         "--forward-share", type=float, default=Setting.forward_share, help="of a sleep; 1/3"
     )
+    parser.add_argument(
+        "--buckets", type=int, help="messages per peer of ours, bare buckets and decent-dp"
+    )
     parser.add_argument("--only", nargs="*", default=[], help="contenders; default: nearly all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=8)
@@ -97,6 +101,7 @@ def main() -> None:
             parameters=None if given.parameters is None else int(given.parameters),
             compute=given.compute,
             forward_share=given.forward_share,
+            buckets=given.buckets,
             rounds=given.rounds,
             iterations=given.iterations,
             straggler_ms=given.straggler,

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from decentlam.algorithms import Reach
-from decentlam.exchange.dense import DenseExchange
-from decentlam.simulate import Nodes, column_blocks
+from decentlam.exchange.dense import DenseMix
+from decentlam.simulation.simulate import Nodes, column_blocks
 from decentlam.topology import ring
 
 POOL_BYTES = 160 * 2**20
@@ -37,7 +37,7 @@ class Ring:
         net = ring(n)
         x0, self.gradient = torch.randn(n, columns), torch.randn(n, columns)
         self.nodes = Nodes("decentlam", net, x0, momentum=0.9)
-        self.exchange = DenseExchange(net)
+        self.mix = DenseMix(net)
         copies = max(2, -(-POOL_BYTES // x0.nbytes))
         pool = [torch.randn(n, columns) for _ in range(copies)]
         widths = column_blocks(x0)
@@ -53,7 +53,7 @@ class Ring:
 
     def mix(self) -> None:
         for block in next(self.blocks):
-            self.exchange.mix(block, 0, Reach.NEIGHBORS)
+            self.mix(block, 0, Reach.NEIGHBORS)
 
     def memory_pass(self) -> None:
         self.out.copy_(next(self.messages))

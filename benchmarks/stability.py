@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from decentlam import algorithms, simulate
+from decentlam.analysis.stability import growth_rate
 from decentlam.lab.problems import linear_regression
 from decentlam.lab.studies.regression import steps_to
-from decentlam.stability import growth_rate
 from decentlam.topology import Topology, resolve
 
 NETWORKS = ["bipartite-random-match", "one-peer-hypercube", "one-peer-symmetric-exponential"]
@@ -28,13 +28,13 @@ CONTENDERS = {
     "gt-dmsgd": ("gt-dmsgd", {}),
     "decentlam-steady": ("decentlam-steady", {}),
     **{f"qg-dmsgd mu {mu}": ("qg-dmsgd", {"mu": mu}) for mu in (0.0, 0.3, 0.5, 0.7, 0.9)},
-    "qg-dmsgd mu 0, pace 0.6": ("qg-dmsgd", {"mu": 0.0}),
+    "qg-dmsgd mu 0, lazy 0.6": ("qg-dmsgd", {"mu": 0.0}),
 }
 
 
 def measure(name: str, network: Topology, lr: float, seed: int) -> tuple[float, int | None, float]:
     method, hyper = CONTENDERS[name]
-    network = network.lazy(0.6) if "pace" in name else network
+    network = network.lazy(0.6) if "lazy" in name else network
     problem = linear_regression(network.num_nodes, seed=seed)
     algorithm = algorithms.make(method, None if method == "dsgd" else 0.9, **hyper)
     errors = [problem.relative_error(problem.start)]
@@ -66,8 +66,8 @@ def main() -> None:
         }
         for name, (error, steps, rate) in found.items():
             ratio = error / found["dsgd"][0]
-            pace = "-" if steps is None else f"{steps} ({steps / found['dmsgd'][1]:.2f})"
-            print(f"  {name:24s} {error:9.3g} ({ratio:8.3g})  {pace:>12s}  growth {rate:.3f}")
+            speed = "-" if steps is None else f"{steps} ({steps / found['dmsgd'][1]:.2f})"
+            print(f"  {name:24s} {error:9.3g} ({ratio:8.3g})  {speed:>12s}  growth {rate:.3f}")
 
 
 if __name__ == "__main__":

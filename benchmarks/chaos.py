@@ -1,0 +1,523 @@
+"""Elastic runs under faults: processes are killed and stopped, links are cut, newcomers join.
+
+    python benchmarks/chaos.py                      # one run of 8 processes
+    python benchmarks/chaos.py --runs 100 --out out/chaos.json   # goes on where it was stopped
+
+Each run has a seed, from which its faults (kind, rank, step, phase) follow. With root and `ip`
+every process is in a network namespace and links can be cut; else all are on loopback. At the end
+of a run: nobody hangs, those who are left are near the solution, their parameters are those of a
+simulation with the same members and the same interrupted steps, and no sample was lost but those of
+the batch that a process was lost with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import decentlam
+from decentlam.errors import RunOverError
+from decentlam.lab.emulation.hosts import INTERFACE, Host, hosts, unavailable
+from decentlam.membership.deal import Deal, Place
+from decentlam.membership.generations import Change, current
+
+Note = Callable[..., None]
+PHASES = ("before backward", "in backward", "before step", "in the exchange")
+SIZES = (6, 5, 4, 3, 2)  # of the parameters
+SAMPLES, BATCH, LR, MOMENTUM = 400, 4, 0.02, 0.8
+HEARTBEAT_SECONDS = 3.0
+PACE_SECONDS = 0.03  # a step takes at least this long: who comes back should find the others
+BACK_SECONDS = 4.0  # after which a process that was stopped or cut off is let go on
+_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19  # of Linux
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str  # kill, stop, cut
+    rank: int
+    step: int
+    phase: str
+
+
+def schedule(seed: int, nodes: int, steps: int, faults: int, cuts: bool) -> list[Fault]:
+    """One fault for each of some ranks, far enough apart to be told apart."""
+    draw = random.Random(seed)
+    kinds = ["kill", "kill", "stop", *(["cut"] if cuts else [])]
+    ranks = draw.sample(range(nodes), faults)
+    gap = steps // (faults + 1)
+    return [
+        Fault(
+            draw.choice(kinds), rank, (k + 1) * gap + draw.randrange(gap // 2), draw.choice(PHASES)
+        )
+        for k, rank in enumerate(ranks)
+    ]
+
+
+# The problem: least squares -----------------------------------------------------------------------
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    a = torch.randn(SAMPLES, sum(SIZES), generator=generator, dtype=torch.float64)
+    x = torch.randn(sum(SIZES), generator=generator, dtype=torch.float64)
+    return a, a @ x + 0.1 * torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
+
+
+class Pieces(nn.Module):
+    """A vector in several parameters, so that there are several messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        zeros = [torch.zeros(size, dtype=torch.float64) for size in SIZES]
+        self.pieces = nn.ParameterList(zeros)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, a: Tensor, y: Tensor) -> Tensor:
+        self.batches += 1
+        return 0.5 * (a @ torch.cat(list(self.pieces)) - y).square().mean()
+
+    def flat(self) -> Tensor:
+        return torch.cat([p.detach().clone() for p in self.pieces])
+
+
+# One process --------------------------------------------------------------------------------------
+
+
+def node(
+    rank: int, size: int, address: str, port: int, namespace: str | None, out: str, steps: int,
+    faults: dict[int, Fault], options: dict[str, Any],
+) -> None:  # fmt: skip
+    torch.set_num_threads(1)
+    if namespace is not None:
+        _enter(namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(size if namespace is None else 1), "MASTER_ADDR": address,
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    log = open(out, "a", buffering=1)  # noqa: SIM115
+    sys.stderr = log
+
+    def note(event: str, **values: Any) -> None:
+        line = {"event": event, "rank": rank, "at": time.monotonic(), **values}
+        log.write(json.dumps(line) + "\n")
+
+    try:
+        train(rank, steps, faults, options, note)
+    except RunOverError:
+        note("late")
+
+
+def train(
+    rank: int, steps: int, faults: dict[int, Fault], options: dict[str, Any], note: Note
+) -> None:
+    decentlam.init(timeout_seconds=120.0, elastic=True)
+    a, y = data()
+    model, deal = Pieces(), Deal(SAMPLES, BATCH)
+    optimizer = decentlam.DecentLaM(
+        model.parameters(), lr=LR, momentum=MOMENTUM, elastic=True, model=model, bucket_bytes=48,
+        heartbeat_seconds=HEARTBEAT_SECONDS, timeout_seconds=120.0, **options,
+    )  # fmt: skip
+    run = current()
+    assert run is not None
+    generation = run.generation.number
+    spans = [[id(p) for p in bucket.params] for bucket in optimizer.runtime.buckets]
+    names = [id(p) for p in model.pieces]
+    note("began", id=run.me, buckets=[[names.index(p) for p in bucket] for bucket in spans],
+         generation=run.generation.as_json())  # fmt: skip
+    while (step := optimizer.runtime.index) < steps:
+        place, runtime = optimizer.place, optimizer.runtime
+        indices = deal.indices(place)
+        position = deal.position(place)
+        number = len(place.history) - 1
+        note("step", id=run.me, step=step, position=position, generation=number)
+        fault = faults.get(step)
+        optimizer.zero_grad()
+        loss = model(a[indices], y[indices])
+        if fault is not None:
+            _strike(fault, model, note)
+        loss.backward()
+        if fault is not None and fault.phase == "before step":
+            _suffer(fault, note)
+        if fault is not None and fault.phase == "in the exchange":
+            threading.Timer(0.001, _suffer, (fault, note)).start()
+        alone_before = step < runtime.alone_until or optimizer.network.num_nodes == 1
+        optimizer.step()
+        time.sleep(PACE_SECONDS)
+        alone = list(range(len(SIZES))) if alone_before else []
+        if runtime.failure is not None and runtime.finished_alone:
+            alone = sorted({*alone, *runtime.alone_buckets})
+        note("stepped", id=run.me, step=step, alone=alone)
+        if run.generation.number != generation:
+            generation = run.generation.number
+            noticed, formed = run.changed_at
+            note("changed", id=run.me, generation=run.generation.as_json(), noticed=noticed,
+                 formed=formed, step=optimizer.runtime.index)  # fmt: skip
+    note("ended", id=run.me, x=model.flat().tolist(), step=optimizer.runtime.index,
+         batches=int(model.batches))  # fmt: skip
+
+
+def _enter(namespace: str) -> None:
+    """As `ip netns exec` does: the network, and the names that the host knows."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def done(code: int) -> None:
+        if code != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+    with open(f"/var/run/netns/{namespace}") as file:
+        done(libc.setns(file.fileno(), 0))
+    done(libc.unshare(_CLONE_NEWNS))
+    done(libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None))
+    for name in ("hosts", "resolv.conf"):
+        its = f"/etc/netns/{namespace}/{name}".encode()
+        done(libc.mount(its, f"/etc/{name}".encode(), None, _MS_BIND, None))
+
+
+def _strike(fault: Fault, model: Pieces, note: Note) -> None:
+    if fault.phase == "before backward":
+        _suffer(fault, note)
+    if fault.phase == "in backward":
+
+        def strike(p: Tensor) -> None:
+            handle.remove()
+            _suffer(fault, note)
+
+        handle = model.pieces[2].register_post_accumulate_grad_hook(strike)
+
+
+def _suffer(fault: Fault, note: Note) -> None:
+    note("fault", kind=fault.kind, step=fault.step, phase=fault.phase)
+    if fault.kind != "cut":  # the link is cut by who reads this
+        os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+
+def _serve(namespace: str | None, pipe: Any) -> None:
+    if namespace is not None:
+        _enter(namespace)
+    store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    while True:
+        time.sleep(60)
+
+
+# One run ------------------------------------------------------------------------------------------
+
+
+def run(
+    seed: int, nodes: int, steps: int, faults: list[Fault], places: list[Host] | None,
+    options: dict[str, Any], limit: float = 240.0,
+) -> dict[str, Any]:  # fmt: skip
+    """Starts the processes, lets the faults happen, restarts who was killed; what they wrote."""
+    context = multiprocessing.get_context("fork")
+    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    here, there = context.Pipe(duplex=False)
+    server = context.Process(target=_serve, args=(places[-1].namespace if places else None, there))
+    server.start()
+    port = here.recv()
+    address = places[-1].address if places else "127.0.0.1"
+    with tempfile.TemporaryDirectory() as directory:
+        outs = [Path(directory) / f"{rank}.jsonl" for rank in range(nodes)]
+
+        def start(rank: int, its: dict[int, Fault]) -> BaseProcess:
+            space = places[rank].namespace if places else None
+            arguments = (rank, nodes, address, port, space, str(outs[rank]), steps, its, options)
+            process = context.Process(target=node, args=arguments)
+            process.start()
+            return process
+
+        living = [start(r, {f.step: f for f in faults if f.rank == r}) for r in range(nodes)]
+        everyone = list(living)
+        began, waiting, seen = time.monotonic(), list[tuple[float, Any]](), set[int]()
+        codes: list[int | None] = []
+        try:
+            while (
+                waiting or any(p.is_alive() for p in living)
+            ) and time.monotonic() < began + limit:
+                time.sleep(0.1)
+                for event in _events(outs):
+                    if event["event"] == "fault" and event["rank"] not in seen:
+                        seen.add(event["rank"])
+                        waiting += _answer(event, living, places)
+                for due, act in [w for w in waiting if w[0] < time.monotonic()]:
+                    waiting.remove((due, act))
+                    if isinstance(act, int):  # a process to start again
+                        living[act] = start(act, {})
+                        everyone.append(living[act])
+                    else:
+                        act()
+            codes = [p.exitcode for p in living]
+        finally:
+            for process in [*everyone, server]:
+                process.kill()
+                process.join()
+        texts = [out.read_text() for out in outs]
+        events = sorted(_events(outs), key=lambda event: event["at"])
+    left = (set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()) - before
+    pids = {str(process.pid) for process in everyone}  # others use this directory, too
+    left = {name for name in left if pids & set(re.findall(r"\d+", name))}
+    errors = [line for text in texts for line in text.splitlines() if not line.startswith("{")]
+    return {
+        "seed": seed,
+        "events": events,
+        "codes": codes,
+        "errors": errors,
+        "memory": sorted(left),
+    }
+
+
+def _answer(
+    event: dict[str, Any], living: list[BaseProcess], places: list[Host] | None
+) -> list[tuple[float, Any]]:
+    rank, now = event["rank"], time.monotonic()
+    if event["kind"] == "kill":
+        return [(now + 0.3, rank)]
+    if event["kind"] == "stop":
+        pid = living[rank].pid
+        assert pid is not None
+        return [(now + BACK_SECONDS, lambda: os.kill(pid, signal.SIGCONT))]
+    assert places is not None
+    _link(places[rank], "down")
+    return [(now + BACK_SECONDS, lambda: _link(places[rank], "up"))]
+
+
+def _link(host: Host, state: str) -> None:
+    subprocess.run(["ip", "-n", host.namespace, "link", "set", INTERFACE, state], check=True)
+
+
+def _events(outs: list[Path]) -> list[dict[str, Any]]:
+    found = []
+    for out in outs:
+        for line in out.read_text().splitlines() if out.exists() else ():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [event for event in found if isinstance(event, dict)]
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def check(result: dict[str, Any], steps: int) -> list[str]:
+    """What is wrong with a run; nothing, if it survived."""
+    events = result["events"]
+    ended = {
+        e["id"]: torch.tensor(e["x"], dtype=torch.float64) for e in events if e["event"] == "ended"
+    }
+    wrong = [f"exit codes {result['codes']}"] if any(c != 0 for c in result["codes"]) else []
+    wrong += [f"left in /dev/shm: {result['memory']}"] if result["memory"] else []
+    for e in events:
+        if e["event"] == "ended" and e["batches"] != steps:
+            wrong.append(f"process {e['id']} has {e['batches']} in its buffer, not {steps}")
+    if len(ended) < 2:
+        return [*wrong, f"only {len(ended)} came to the end"]
+    simulated = simulate(events, steps)
+    worst = max((ended[m] - simulated[m]).abs().max().item() for m in ended)
+    if not worst < 1e-9:
+        wrong.append(f"parameters differ by {worst:.2e} from the simulation")
+    a, y = data()
+    best = torch.linalg.lstsq(a, y[:, None]).solution[:, 0]
+    for member, x in ended.items():
+        if (x - best).norm() > 0.3:
+            wrong.append(f"process {member} is {(x - best).norm():.3f} from the solution")
+    lost = lost_samples(events)
+    if lost:
+        wrong.append(f"batches lost: {lost}")
+    return wrong
+
+
+def generations_of(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    texts = [e["generation"] for e in events if e["event"] in ("began", "changed")]
+    return {g["number"]: g for g in map(json.loads, texts)}
+
+
+def simulate(events: list[dict[str, Any]], steps: int) -> dict[int, Tensor]:
+    """The parameters of every member, from who took part in which step and which of its messages
+    were mixed."""
+    a, y = data()
+    deal = Deal(SAMPLES, BATCH)
+    bounds = torch.tensor([0, *SIZES]).cumsum(0).tolist()
+    pieces = [range(bounds[k], bounds[k + 1]) for k in range(len(SIZES))]
+    layout = next(e["buckets"] for e in events if e["event"] == "began")
+    buckets = [[i for k in bucket for i in pieces[k]] for bucket in layout]
+    generations = generations_of(events)
+    took = {(e["id"], e["step"]): e for e in events if e["event"] == "step"}
+    alone = {(e["id"], e["step"]): e["alone"] for e in events if e["event"] == "stepped"}
+    zero = torch.zeros(sum(SIZES), dtype=torch.float64)
+    state = {m: (zero.clone(), zero.clone()) for m in generations[0]["members"]}
+    for step in range(steps + 1):  # somebody may join when all have ended
+        for g in generations.values():
+            if g["number"] > 0 and g["step"] == step:
+                for taker in g["takers"]:
+                    state[taker] = tuple(t.clone() for t in state[g["source"]])  # type: ignore[assignment]
+        messages = {}
+        for (member, k), event in took.items():
+            if k == step and member in state:
+                rows = deal.batch_at(event["position"])
+                x, _ = state[member]
+                g = a[rows].T @ (a[rows] @ x - y[rows]) / BATCH
+                messages[member] = x - LR * g
+        for member in list(messages):
+            if (member, step) not in alone:
+                continue
+            x, v = state[member]
+            members = generations[took[member, step]["generation"]]["members"]
+            row = decentlam.topology.ring(len(members)).row(members.index(member), step)
+            mixed = messages[member].clone()
+            for number, where in enumerate(buckets):
+                if number not in alone[member, step] and len(members) > 1:
+                    parts = [w * messages[members[j]][where] for j, w in row.items()]
+                    mixed[where] = sum(parts)  # type: ignore[assignment]
+            v.mul_(MOMENTUM).add_(x - mixed)
+            x.sub_(v)
+    return {m: x for m, (x, _) in state.items()}
+
+
+def lost_samples(events: list[dict[str, Any]]) -> list[int]:
+    """Batches of the stream that nobody finished, but those in whose midst a process was lost."""
+    begun = {e["position"] for e in events if e["event"] == "step"}
+    done = {(e["id"], e["step"]) for e in events if e["event"] == "stepped"}
+    finished = {
+        e["position"] for e in events if e["event"] == "step" and (e["id"], e["step"]) in done
+    }
+    end = min(e["position"] for e in _last_steps(events))
+    return [p for p in range(0, end, BATCH) if p not in begun | finished]
+
+
+def _last_steps(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    taken = [e for e in events if e["event"] == "step"]
+    last = max(e["step"] for e in taken)
+    return [e for e in taken if e["step"] == last]
+
+
+def repeated(events: list[dict[str, Any]]) -> int:
+    """Steps that a process finished more than once."""
+    done = [(e["id"], e["step"]) for e in events if e["event"] == "stepped"]
+    return len(done) - len(set(done))
+
+
+def times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For every fault: when the first of the others noticed, and when the last went on."""
+    found = []
+    for fault in (e for e in events if e["event"] == "fault"):
+        began = [e for e in events if e["event"] == "began" and e["rank"] == fault["rank"]]
+        victim = [e["id"] for e in began if e["at"] < fault["at"]][-1]
+        after = [e for e in events if e["event"] == "changed" and e["noticed"] > fault["at"]
+                 and victim not in json.loads(e["generation"])["members"]]  # fmt: skip
+        if after:
+            first = min(json.loads(e["generation"])["number"] for e in after)
+            changed = [e for e in after if json.loads(e["generation"])["number"] == first]
+            behind = [json.loads(e["generation"])["step"] - e["step"] for e in changed]
+            found.append({
+                "kind": fault["kind"], "phase": fault["phase"],
+                "noticed": min(e["noticed"] for e in changed) - fault["at"],
+                "went on": max(e["formed"] for e in changed) - fault["at"],
+                "alone": sum(behind),
+            })  # fmt: skip
+    return found
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--faults", type=int, default=3)
+    parser.add_argument("--loopback", action="store_true", help="no namespaces, no cut links")
+    parser.add_argument("--out", type=Path, help="a JSON file; seeds that it has are skipped")
+    arguments = parser.parse_args(words)
+    prepare()
+    why = "asked for" if arguments.loopback else unavailable()
+    if why is not None:
+        print(f"on loopback ({why}): no links are cut", file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    if arguments.out is not None and arguments.out.exists():
+        rows = json.loads(arguments.out.read_text())
+    known = {row["seed"] for row in rows}
+    seeds = range(arguments.seed, arguments.seed + arguments.runs)
+    with contextlib.ExitStack() as stack:
+        places = None if why is not None else stack.enter_context(hosts(arguments.nodes + 1))
+        for seed in (s for s in seeds if s not in known):
+            faults = schedule(
+                seed, arguments.nodes, arguments.steps, arguments.faults, places is not None
+            )
+            options = {"topology": "ring", "overlap": seed % 2 == 0,
+                       "shared_memory": places is None and seed % 4 < 2}  # fmt: skip
+            result = run(seed, arguments.nodes, arguments.steps, faults, places, options)
+            try:
+                wrong = check(result, arguments.steps)
+            except Exception as error:
+                wrong = [f"could not be checked: {error!r}"]
+            row = {"seed": seed, "wrong": wrong, "faults": times(result["events"])}
+            rows.append(row | {"repeated": repeated(result["events"]), "load": os.getloadavg()[0]})
+            print(json.dumps(rows[-1]), flush=True)
+            for line in result["errors"] if wrong else ():
+                print("   ", line, flush=True)
+            if arguments.out is not None:
+                arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                draft = arguments.out.with_suffix(".new")
+                draft.write_text(json.dumps(rows, indent=1))
+                draft.replace(arguments.out)
+                if wrong:
+                    events = arguments.out.with_suffix(f".{seed}.json")
+                    events.write_text(json.dumps(result["events"]))
+    table(rows)
+    bad = sum(bool(row["wrong"]) for row in rows)
+    print(f"{len(rows) - bad} of {len(rows)} runs passed")
+    return 1 if bad else 0
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    by_kind = collections.defaultdict(list)
+    for row in rows:
+        for fault in row["faults"]:
+            by_kind[fault["kind"]].append(fault)
+    print("kind  faults  noticed after s (median, most)  went on after s  steps alone (sum)")
+    for kind, faults in sorted(by_kind.items()):
+        columns = []
+        for key in ("noticed", "went on"):
+            values = sorted(f[key] for f in faults)
+            columns.append(f"{values[len(values) // 2]:.2f} {values[-1]:.2f}")
+        alone = sum(f["alone"] for f in faults)
+        print(f"{kind:5} {len(faults):6}  {columns[0]:>30}  {columns[1]:>15}  {alone:>17}")
+    loads = sorted(row["load"] for row in rows)
+    print(f"steps repeated: {sum(row['repeated'] for row in rows)}; ", end="")
+    print(
+        f"load of the machine: {loads[len(loads) // 2]:.0f} in the middle, {loads[-1]:.0f} at most"
+    )
+
+
+def prepare() -> None:
+    """What takes a process seconds to import is imported before any is forked."""
+    import torch._dynamo  # noqa: F401
+
+    decentlam.DecentLaM(Pieces().parameters(), lr=LR)
+    place = Place(0, 0, (Change(0, 1),))
+    assert len(Deal(SAMPLES, BATCH).indices(place)) == BATCH
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The table behind the default topology: bytes, time, stability and accuracy over the nodes.
+
+    python benchmarks/topologies.py                        # computed columns, n = 2 to 256
+    python benchmarks/topologies.py --train                # and accuracy: 3 seeds, an hour or so
+    python benchmarks/topologies.py --train --nodes 8 --networks ring base-4
+
+Computed, for DecentLaM at momentum 0.9 with stable="auto": models sent per node and step; the time
+of an iteration over that of an all-reduce (ResNet-50, 250 ms of compute, 50 us, at 1, 10 and 25
+Gbit/s), as `decentlam predict` has it; the factor by which a step shrinks disagreement; the bias
+over DSGD's on the same network; and the disagreement that constant gradients cause, over lr^2.
+
+Trained: simulated nodes, the MLP 784-128-128-10 on Fashion-MNIST dealt by label, two pieces each,
+2,400 samples per step in all, 140 steps; accuracy of the averaged model and of the nodes' own
+ones (of 8 nodes at most) in percent, mean and standard deviation over seeds. Lines that are in
+--out already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import decentlam
+from decentlam.analysis.cost import Compute, Job, Link, predict
+from decentlam.analysis.cost.automatic import disagreement
+from decentlam.lab.data import Batches, load, split
+from decentlam.lab.models import make_model
+from decentlam.lab.predictions import PAPER_BYTES
+from decentlam.topology import TOPOLOGIES, Topology, complete, finite
+
+EVERYONE = "all-reduce"
+NETWORKS = (
+    "symmetric-exponential",
+    "ring",
+    "one-peer-hypercube",
+    "one-peer-exponential",
+    "one-peer-symmetric-exponential",
+    "bipartite-random-match",
+    "equitopo-one-peer",
+    "base-2",
+    "base-3",
+    "base-4",
+)
+SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 24, 31, 32, 33, 48, 64, 100, 127, 128, 255, 256)
+TRAINED = (8, 12, 15, 16, 32)
+SPEEDS = (1, 10, 25)  # Gbit/s
+BATCH, LR, MOMENTUM, STEPS, WARM_UP = 2400, 0.05, 0.9, 140, 14
+Record = dict[str, object]
+
+
+def build(name: str, n: int) -> Topology:
+    """A topology by name; cuboid-4-2-2 averages over groups of 4, then of 2, then of 2."""
+    if not name.startswith("cuboid-"):
+        return TOPOLOGIES[name](n)
+    factors = tuple(map(int, name.split("-")[1:]))
+    return Topology(name, n, len(factors), partial(finite._cuboid_step, n, factors))
+
+
+def computed(name: str, n: int) -> Record:
+    job, work = Job(PAPER_BYTES), Compute.split(0.25)
+    links = {speed: Link(5e-5, speed * 1e9 / 8) for speed in SPEEDS}
+    all_reduce = {
+        s: predict("pmsgd", complete(n), link, work, job.as_ddp()).seconds
+        for s, link in links.items()
+    }
+    if name == EVERYONE:
+        return {"sent": 2 * (n - 1) / n, **{f"{s} Gbit/s": 1.0 for s in SPEEDS}}
+    network = build(name, n)
+    method = "decentlam" if network.symmetric else "dmsgd"
+    found: Record = {"method": method}
+    costs = {s: predict(method, network, link, work, job) for s, link in links.items()}
+    period = min(network.period or 64, 64)
+    found["sent"] = sum(float(network.messages(k).double().mean()) for k in range(period)) / period
+    found |= {f"{s} Gbit/s": cost.seconds / all_reduce[s] for s, cost in costs.items()}
+    begun = time.perf_counter()
+    growth = decentlam.growth(method, network, MOMENTUM, stable="auto")
+    found |= {"growth": float(growth), "bias": growth.bias, "form": repr(growth.algorithm)}
+    found |= {"weights": repr(growth.topology), "seconds": time.perf_counter() - begun}
+    return found | {"apart": disagreement(growth.topology, heterogeneous=True)}
+
+
+def trained(name: str, n: int, seed: int) -> Record:
+    data = load("fashion-mnist")
+    batches = Batches(split(data.labels, n, "label-sorted:2", seed), BATCH // n, seed)
+    model = make_model("mlp", data.shape, data.classes, seed)
+    network = complete(n) if name == EVERYONE else build(name, n)
+    method = "pmsgd" if name == EVERYONE else "decentlam" if network.symmetric else "dmsgd"
+    stable = {"stable": "auto"} if method == "decentlam" else {}
+    nodes = decentlam.SimulatedModule(model, method, network, lr=LR, momentum=MOMENTUM, **stable)
+    for step in range(STEPS):
+        drawn = [
+            data.train_batch(batches.indices(step, i), batches.generator(step, i)) for i in range(n)
+        ]
+        inputs, labels = (torch.stack(part) for part in zip(*drawn, strict=True))
+        nodes.step(F.cross_entropy, inputs, labels, lr=LR * min(1.0, (step + 1) / WARM_UP))
+    tests = list(data.test_batches(2000))
+    looked_at = [0] if method == "pmsgd" else range(0, n, -(-n // 8))
+    own = statistics.mean(top1(nodes.node(i), tests) for i in looked_at)
+    return {"averaged": top1(nodes.averaged(), tests), "own": own}
+
+
+@torch.no_grad()
+def top1(model: torch.nn.Module, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    model.eval()
+    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in tests)
+    return 100 * right / sum(len(y) for _, y in tests)
+
+
+def exists(name: str, n: int) -> bool:
+    try:
+        return name == EVERYONE or build(name, n).num_nodes == n
+    except ValueError:
+        return False
+
+
+def key(record: Record) -> tuple[object, ...]:
+    return record["network"], record["nodes"], record.get("seed")
+
+
+def show(records: list[Record]) -> None:
+    """A line per size and network."""
+    print(f"{'n':>3s} {'network':32s} {'sent':>5s} {'1, 10, 25 Gbit/s':>17s} {'growth':>6s} "
+          f"{'bias':>6s} {'apart':>6s}  averaged     own")  # fmt: skip
+    for place in dict.fromkeys(key(r)[:2] for r in sorted(records, key=lambda r: r["nodes"])):
+        mine = [r for r in records if key(r)[:2] == place]
+        facts = next((r for r in mine if "sent" in r), {})
+        line = f"{place[1]:3d} {place[0]:32s} {facts.get('sent', float('nan')):5.2f} "
+        line += " ".join(f"{facts.get(f'{s} Gbit/s', float('nan')):5.2f}" for s in SPEEDS)
+        for column in ("growth", "bias", "apart"):
+            value = facts.get(column)
+            line += f" {value:6.3f}" if isinstance(value, float) else "      -"
+        for score in ("averaged", "own"):
+            values = [float(r[score]) for r in mine if score in r]
+            spread = statistics.pstdev(values) if values else 0.0
+            line += f"  {statistics.mean(values):.1f} ± {spread:.1f}" if values else ""
+        print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", nargs="+", type=int)
+    parser.add_argument("--networks", nargs="+", default=[EVERYONE, *NETWORKS])
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("out/topologies.jsonl"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # what ran is in the table
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    records = [json.loads(line) for line in lines]
+    tasks = [(name, n, None) for n in options.nodes or SIZES for name in options.networks]
+    if options.train:
+        tasks += [
+            (name, n, seed)
+            for seed in range(options.seeds)
+            for n in options.nodes or TRAINED
+            for name in options.networks
+        ]
+    done = set(map(key, records))
+    for name, n, seed in tasks:
+        if (name, n, seed) in done or not exists(name, n):
+            continue
+        found = computed(name, n) if seed is None else trained(name, n, seed)
+        records.append({"network": name, "nodes": n, "seed": seed, **found})
+        with options.out.open("a") as file:
+            file.write(json.dumps(records[-1]) + "\n")
+    show(records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""What the documentation site takes from the library while it is built: tables and pictures.
+
+mkdocs calls the functions that begin with `on_`. A page asks for a table with a comment,
+`<!-- generated: bytes -->`; the functions in TABLES write them, so that no such number is typed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+from decentlam import ALGORITHMS, TOPOLOGIES
+from decentlam.algorithms import Algorithm, Reach, make
+from decentlam.analysis.stability import growth_rate, relative_bias, response
+from decentlam.lab.draw import draw
+from decentlam.topology import Topology
+
+ASKED = re.compile(r"<!-- generated: ([\w-]+)(?: ([\w-]+))? -->")
+BETA = 0.9
+STEPS = 64  # over which random networks are averaged
+SETTLED = 400  # steps after which the disagreement does not grow any more
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds a picture of every topology with 8 nodes."""
+    for name in TOPOLOGIES:
+        place = f"assets/topologies/{name}.svg"
+        files.append(File.generated(config, place, content=_svg(draw(TOPOLOGIES[name](8)))))
+    files.append(File.generated(config, "assets/bytes.svg", content=_svg(_bytes_figure())))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return ASKED.sub(_table, markdown)
+
+
+def _table(asked: re.Match[str]) -> str:
+    name, argument = asked.groups()
+    if name not in TABLES:
+        raise PluginError(f"nothing generates {name!r}; choose from {', '.join(sorted(TABLES))}")
+    return TABLES[name](*([argument] if argument else []))
+
+
+def picture_of(name: str) -> str:
+    """One picture, for a page at the top of docs/."""
+    return f"![{name} with 8 nodes](assets/topologies/{name}.svg)"
+
+
+def pictures() -> str:
+    """Every topology with 8 nodes: its picture and what its constructor says of itself."""
+    parts = []
+    for name, constructor in TOPOLOGIES.items():
+        network = constructor(8)
+        parts.append(
+            f'<div class="topology" markdown>\n\n### `{name}`\n\n'
+            f"{picture_of(name)}\n\n"
+            f"{network.description[:1].upper() + network.description[1:]}. "
+            f"A node sends {models(_peers(network))} per step.\n\n</div>\n"
+        )
+    return "\n".join(parts)
+
+
+def bytes_table() -> str:
+    """How many models a node sends per step."""
+    counts = (4, 8, 16, 64)
+    rows = [
+        ["all-reduce (DDP, PmSGD)", *(_number(Reach.EVERYONE.messages_sent(n, 0)) for n in counts)]
+    ]
+    for name in ("one-peer-hypercube", "base-2", "ring", "symmetric-exponential", "base-4"):
+        rows.append([f"`{name}`", *(_number(_peers(TOPOLOGIES[name](n))) for n in counts)])
+    return table(["", *(f"{n} nodes" for n in counts)], rows)
+
+
+def bytes_picture() -> str:
+    return "![Models sent per step over the number of nodes](assets/bytes.svg)"
+
+
+def methods() -> str:
+    """All methods side by side."""
+    head = ["method", "sent per neighbor", "buffers", "bias on a ring", "delay", "changing weights"]
+    rows = []
+    for name in ALGORITHMS:
+        facts = _facts(name)
+        rows.append([f"[`{name}`]({name}.md)", *(facts[key] for key in head[1:])])
+    return table(head, rows)
+
+
+def method(name: str) -> str:
+    """What one method costs and how it behaves, with 8 nodes and momentum 0.9."""
+    return table(["", ""], [[key, value] for key, value in _facts(name).items()])
+
+
+def numbers() -> str:
+    """All topologies in numbers, for 12 and for 16 nodes."""
+    counts = (12, 16)
+    head = ["name"]
+    for n in counts:
+        head += [f"models sent, n = {n}", "rho or exact", "noise", "growth"]
+    rows = [
+        [f"`{name}`", *(fact for n in counts for fact in _network_facts(name, n))]
+        for name in TOPOLOGIES
+    ]
+    return table(head, rows)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "bytes": bytes_table,
+    "bytes-picture": bytes_picture,
+    "methods": methods,
+    "method": method,
+    "topology-picture": picture_of,
+    "topology-pictures": pictures,
+    "topology-numbers": numbers,
+}
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@cache
+def _facts(name: str) -> dict[str, str]:
+    algorithm = make(name, None if name == "dsgd" else BETA)
+    ring, changing = TOPOLOGIES["ring"](8), TOPOLOGIES["one-peer-hypercube"](8)
+    linear = name != "pmsgd-lars"
+    return {
+        "sent per neighbor": _sent(algorithm),
+        "buffers": models(len(algorithm.buffers)) if algorithm.buffers else "none",
+        "bias on a ring": _bias(algorithm, ring) if linear else "none",
+        "delay": f"{response(algorithm)[1]:.3g} steps" if linear else "as `pmsgd`",
+        "changing weights": _on_changing(algorithm, changing) if linear else "stable",
+        "directed weights": "refused" if algorithm.needs_symmetric else "allowed",
+    }
+
+
+def _sent(algorithm: Algorithm) -> str:
+    reached = [algorithm.reach(k) for k in range(algorithm.period)]
+    if all(reach is Reach.EVERYONE for reach in reached):
+        return "an all-reduce"
+    text = models(algorithm.payloads(0))
+    if Reach.EVERYONE in reached:
+        text += f"; an all-reduce every {algorithm.period} steps"
+    return text
+
+
+def _bias(algorithm: Algorithm, network: Topology) -> str:
+    bias = relative_bias(algorithm, network)
+    return "none" if bias < 1e-9 else f"{bias:.3g} x DSGD's"
+
+
+def _on_changing(algorithm: Algorithm, network: Topology) -> str:
+    rate = growth_rate(algorithm, network).value
+    return "stable" if rate < 1 else f"diverges: {rate:.2f} per step"
+
+
+def _network_facts(name: str, n: int) -> list[str]:
+    try:
+        network = TOPOLOGIES[name](n)
+    except ValueError:  # a hypercube of 12
+        return ["-"] * 4
+    exact = network.exact_after
+    growth = "-"
+    if network.symmetric:
+        growth = f"{growth_rate(make('decentlam', BETA), network).value:.2f}"
+    return [
+        _number(_peers(network)),
+        f"exact in {exact}" if exact else f"{network.rho:.2f}",
+        f"{_noise(network):.2f}",
+        growth,
+    ]
+
+
+def _noise(network: Topology) -> float:
+    """What remains, root mean square per node, of noise of variance 1 before each mixing."""
+    n, last = network.num_nodes, network.period or SETTLED
+    spread, left = np.zeros((n, n)), []
+    for step in range(SETTLED + last):
+        weights = network.weights(step).numpy()
+        spread = weights @ (spread + np.eye(n) - 1 / n) @ weights.T
+        left.append(np.trace(spread) / n)
+    return float(np.sqrt(np.mean(left[-last:])))
+
+
+def _bytes_figure() -> Figure:
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    ax = figure.subplots()
+    counts = [2**k for k in range(1, 8)]
+    ax.plot(counts, [Reach.EVERYONE.messages_sent(n, 0) for n in counts], "k--", label="all-reduce")
+    for name in ("one-peer-hypercube", "ring", "symmetric-exponential", "base-4"):
+        ax.plot(counts, [_peers(TOPOLOGIES[name](n)) for n in counts], ".-", label=name)
+    ax.set_xscale("log", base=2, subs=[])
+    ax.set_xticks(counts, [str(n) for n in counts])
+    ax.set(xlabel="nodes", ylabel="models sent per step", ylim=(0, None))
+    ax.legend(frameon=False, fontsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _svg(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "decentlam", "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def _peers(network: Topology) -> float:
+    """Messages that a node sends per step, on average."""
+    steps = range(network.period or STEPS)
+    return float(np.mean([network.messages(k).double().mean() for k in steps]))
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def models(count: float) -> str:
+    return f"{_number(count)} model{'s' if count != 1 else ''}"
