@@ -46,7 +46,9 @@ class Failure:
     text: str
 
 
-MINUTE = timedelta(seconds=60)
+# For a wait that ends long before, unless something hangs; shorter than pytest's own limit.
+HANG_SECONDS = 500.0
+HANG = timedelta(seconds=HANG_SECONDS)
 Scenario = tuple[str, Callable[..., Any], dict[str, Any]]
 
 
@@ -59,7 +61,7 @@ def run_scenarios(scenarios: Sequence[Scenario], own_group: bool = False) -> dic
     results: dict[str, Any] = {}
     for name, function, arguments in scenarios:
         if own_group:
-            arguments = {**arguments, "process_group": dist.new_group(timeout=MINUTE)}
+            arguments = {**arguments, "process_group": dist.new_group(timeout=HANG)}
         try:
             results[name] = function(**arguments)
         except Exception:
@@ -87,7 +89,7 @@ class Scenarios:
 
     @cached_property
     def _everyone(self) -> list[Any]:
-        return run_processes(run_scenarios, self.processes, (self._listed, True), seconds=250)
+        return run_processes(run_scenarios, self.processes, (self._listed, True))
 
 
 def outcomes(everyone: Sequence[dict[str, Any]], name: str) -> list[Any]:
@@ -116,7 +118,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def run_processes(
-    function: Callable[..., Any], n: int, args: tuple[Any, ...], seconds: float
+    function: Callable[..., Any], n: int, args: tuple[Any, ...], seconds: float = HANG_SECONDS
 ) -> list[Any]:
     """function(*args) in n processes of one group: results, or exit codes of those that died.
 
@@ -140,7 +142,7 @@ def run_processes(
             arrived = pipe.poll(max(0.0, deadline - time.monotonic()))
             results.append(pickle.loads(pipe.recv_bytes()) if arrived else "killed: too slow")
         except EOFError:
-            process.join(10)
+            process.join(HANG_SECONDS)
             results.append(process.exitcode)
     for process in processes:
         process.join(max(0.1, deadline - time.monotonic()))
@@ -161,9 +163,7 @@ def _child(
     torch.set_num_threads(1)
     decentlam.runtime.bucket._LARGE = 10  # so that small models have gradients of both kinds
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=120)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=HANG)
     pipe.send_bytes(pickle.dumps(function(*args)))
 
 

@@ -1,10 +1,17 @@
-"""What the processes of test_patience.py run, and the same run again on simulated nodes."""
+"""What the processes of test_patience.py run, and the same run again on simulated nodes.
+
+Who is late waits until it has heard that its neighbors went on, and a run ends when what it is for
+has happened: how fast the machine is decides how many steps that takes, and nothing else.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +25,10 @@ from decentlam.errors import ExchangeError
 from decentlam.topology import resolve
 
 LR = 0.05
+PACE = 0.02  # seconds before each step
+LATE = 4  # the number of steps after which node 1 is late
+STOPPED = range(6, 14)  # the numbers of steps of node 0 while node 1 is stopped
+COUNTED = 20
 
 
 @dataclass
@@ -26,71 +37,146 @@ class Taken:
 
     step: int
     left_out: tuple[int, ...]
+    used: int  # edges
     x: Tensor  # after it
 
 
+class Node:
+    """One node of a run, and what it tells the others beside the training, through the store."""
+
+    def __init__(self, run: str, optimizer: Any) -> None:
+        self.rank, self.optimizer = dist.get_rank(), optimizer
+        self.taken: list[Taken] = []
+        self._store = dist.PrefixStore(run, dist.distributed_c10d._get_default_store())
+
+    @property
+    def step(self) -> int:
+        return self.optimizer.place.step
+
+    def neighbors(self, step: int) -> list[int]:
+        return self.optimizer.topology.neighbors(self.rank, step)
+
+    def tell(self, what: str, number: int) -> None:
+        self._store.set(what, str(number))
+
+    def told(self, what: str) -> int | None:
+        return int(self._store.get(what)) if self._store.check([what]) else None
+
+    def ends(self, happened: bool) -> bool:
+        """Whether it is over for this node: for all of them soon after it has happened to one."""
+        if happened and self.told("end") is None:
+            self.tell("end", self.step + 3)
+        end = self.told("end")
+        return end is not None and self.step >= end
+
+    def known(self, node: int) -> int:
+        """The step that the other one has begun, as far as this one has heard."""
+        return self.optimizer.runtime.exchange._lines.by_node[node].at
+
+    def fall_behind(self, begun: dict[int, int]) -> None:
+        """Waits until it has heard that these nodes have begun these steps, unless one ended."""
+        for node, step in begun.items():
+            while self.known(node) < step and self.told(f"done {node}") is None:
+                time.sleep(0.005)
+
+
+# The course of a run: called before each step, it says whether there is none.
+
+
+def twelve_steps(node: Node) -> bool:
+    return node.step >= 12
+
+
+def late_once(node: Node) -> bool:
+    """Node 1 is late by two steps, and the run goes on until it has mixed again."""
+    if node.rank == 1 and len(node.taken) == LATE:
+        node.fall_behind(dict.fromkeys(node.neighbors(node.step), node.step + 2))
+    return node.ends(node.rank == 1 and any(t.used for t in node.taken[LATE + 1 :]))
+
+
+def always_slow(node: Node) -> bool:
+    """While node 1 takes one step, its neighbors take three, until it has mixed twice again."""
+    late = node.rank == 1 and len(node.taken) > LATE
+    over = node.ends(late and sum(t.used > 0 for t in node.taken[LATE + 1 :]) >= 2)
+    if late and node.told("end") is None:
+        node.fall_behind({j: node.known(j) + 3 for j in node.neighbors(node.step)})
+    return over
+
+
+def stopped(node: Node) -> bool:
+    """Node 1 gets a SIGSTOP, and later a SIGCONT, until node 0 has mixed with it again."""
+    if node.rank == 0 and len(node.taken) == STOPPED.start:
+        os.kill(node.told("pid 1"), signal.SIGSTOP)
+    if node.rank == 0 and len(node.taken) == STOPPED.stop:
+        os.kill(node.told("pid 1"), signal.SIGCONT)
+    later = node.taken[STOPPED.stop :]
+    return node.ends(node.rank == 0 and any(1 not in t.left_out for t in later))
+
+
+def count(node: Node) -> bool:
+    """Every node takes so many steps; the last three of node 1 after its neighbors have ended."""
+    if node.rank == 1 and len(node.taken) == COUNTED - 3:
+        node.fall_behind({0: sys.maxsize, 2: sys.maxsize})
+    return len(node.taken) == COUNTED
+
+
 def train(
+    run: str,
+    course: Callable[[Node], bool],
     method: str,
     topology: str,
-    steps: int,
     options: dict[str, Any],
-    naps: dict[tuple[int, int], float] | None = None,
-    pace: float = 0.0,
-    counts: bool = False,
     lr: float = LR,
-    stops: bool = False,
     process_group: Any = None,
 ) -> list[Taken]:
-    """This node's steps. `naps` are seconds by node and by how many steps it has taken, `pace` is
-    that of every step; the end is at a step's number, or with `counts` after so many steps. With
-    `stops` node 0 sends SIGSTOP to node 1 after 5 of its steps, and SIGCONT after 25."""
-    rank = dist.get_rank()
-    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(pids, torch.tensor([os.getpid()]), group=process_group)
+    """This node's steps."""
     model = runs.Quadratic()
     optimizer = runs.CLASSES[method](
         model.parameters(), lr=lr, topology=topology, process_group=process_group, **options
     )
+    node = Node(run, optimizer)
+    node.tell(f"pid {node.rank}", os.getpid())
+    dist.barrier()  # all have told
     if lr == 0:  # then nodes must differ for anything to happen
         with torch.no_grad():
-            for p, start in zip(model.parameters(), runs.targets_of(rank), strict=True):
+            for p, start in zip(model.parameters(), runs.targets_of(node.rank), strict=True):
                 p.copy_(start)
-    taken: list[Taken] = []
-    while (len(taken) if counts else optimizer.place.step) < steps:
-        step = optimizer.place.step
+    while not course(node):
+        step = node.step
         optimizer.zero_grad()
-        loss = model(runs.targets_of(rank), runs.SCALE)
-        time.sleep(pace + (naps or {}).get((rank, len(taken)), 0.0))
+        loss = model(runs.targets_of(node.rank), runs.SCALE)
+        time.sleep(PACE)
         loss.backward()
         optimizer.step()
         assert optimizer.statistics.step == step
-        if stops and rank == 0 and len(taken) in (5, 25):
-            os.kill(int(pids[1]), signal.SIGSTOP if len(taken) == 5 else signal.SIGCONT)
-        taken.append(Taken(step, optimizer.statistics.left_out, runs.flat(model)))
-    return taken
+        left_out = optimizer.statistics.left_out
+        used = len(node.neighbors(step)) - len(left_out)
+        node.taken.append(Taken(step, left_out, used, runs.flat(model)))
+    node.tell(f"done {node.rank}", node.step)
+    return node.taken
 
 
 def flat_targets(node: int) -> Tensor:
     return torch.cat([t.reshape(-1) for t in runs.targets_of(node)])
 
 
-def die(at: int, options: dict[str, Any]) -> str:
-    """Node 1 is killed in step `at`, after node 0 has left it out; what the others raise."""
-    rank = dist.get_rank()
+def die(options: dict[str, Any]) -> str:
+    """Node 1 is killed after its neighbors have left it out; what the others raise."""
     model = runs.Quadratic()
     optimizer = runs.CLASSES["dmsgd"](model.parameters(), lr=LR, topology="ring", **options)
+    node = Node("die", optimizer)
     try:
-        for step in range(1000):
-            optimizer.zero_grad()
-            model(runs.targets_of(rank), runs.SCALE).backward()
-            if rank == 1 and step == at:
-                time.sleep(3 * options["patience_seconds"])
+        for taken in itertools.count():
+            if node.rank == 1 and taken == LATE:
+                node.fall_behind(dict.fromkeys(node.neighbors(node.step), node.step + 2))
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.05)
+            optimizer.zero_grad()
+            model(runs.targets_of(node.rank), runs.SCALE).backward()
+            time.sleep(PACE)
             optimizer.step()
     except ExchangeError as error:
         return str(error)
-    return "no error"
+    raise AssertionError("no end")
 
 
 def grow(options: dict[str, Any], process_group: Any = None) -> Tensor:
