@@ -47,7 +47,6 @@ Note = Callable[..., None]
 PHASES = ("before backward", "in backward", "before step", "in the exchange")
 SIZES = (6, 5, 4, 3, 2)  # of the parameters
 SAMPLES, BATCH, LR, MOMENTUM = 400, 4, 0.02, 0.8
-HEARTBEAT_SECONDS = 3.0
 PACE_SECONDS = 0.03  # a step takes at least this long: who comes back should find the others
 BACK_SECONDS = 4.0  # after which a process that was stopped or cut off is let go on
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19  # of Linux
@@ -139,7 +138,7 @@ def train(
     model, deal = Pieces(), Deal(SAMPLES, BATCH)
     optimizer = decentlam.DecentLaM(
         model.parameters(), lr=LR, momentum=MOMENTUM, elastic=True, model=model, bucket_bytes=48,
-        heartbeat_seconds=HEARTBEAT_SECONDS, timeout_seconds=120.0, **options,
+        timeout_seconds=120.0, **options,
     )  # fmt: skip
     run = current()
     assert run is not None
@@ -229,7 +228,7 @@ def _serve(namespace: str | None, pipe: Any) -> None:
 
 def run(
     seed: int, nodes: int, steps: int, faults: list[Fault], places: list[Host] | None,
-    options: dict[str, Any], limit: float = 240.0,
+    options: dict[str, Any], limit: float = 400.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Starts the processes, lets the faults happen, restarts who was killed; what they wrote."""
     context = multiprocessing.get_context("fork")
@@ -446,6 +445,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--faults", type=int, default=3)
+    parser.add_argument("--heartbeat", type=float, default=3.0, help="seconds (default 3)")
     parser.add_argument("--loopback", action="store_true", help="no namespaces, no cut links")
     parser.add_argument("--out", type=Path, help="a JSON file; seeds that it has are skipped")
     arguments = parser.parse_args(words)
@@ -465,7 +465,8 @@ def main(words: list[str] | None = None) -> int:
                 seed, arguments.nodes, arguments.steps, arguments.faults, places is not None
             )
             options = {"topology": "ring", "overlap": seed % 2 == 0,
-                       "shared_memory": places is None and seed % 4 < 2}  # fmt: skip
+                       "shared_memory": places is None and seed % 4 < 2,
+                       "heartbeat_seconds": arguments.heartbeat}  # fmt: skip
             result = run(seed, arguments.nodes, arguments.steps, faults, places, options)
             try:
                 wrong = check(result, arguments.steps)

@@ -75,7 +75,7 @@ def _forked(
 
 
 def run_script(
-    script: Path, directory: Path, nodes: int | None = None, seconds: float = 100.0
+    script: Path, directory: Path, nodes: int | None = None, seconds: float = runs.HANG_SECONDS
 ) -> str:
     """What the script prints in `nodes` processes, or in one that no launcher started."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -132,7 +132,9 @@ def start(command: list[str], **extra: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(*processes: subprocess.Popen[str], seconds: float = 200.0) -> list[tuple[str, str]]:
+def finish(
+    *processes: subprocess.Popen[str], seconds: float = runs.HANG_SECONDS
+) -> list[tuple[str, str]]:
     """Output and errors of processes that must all end well."""
     deadline = time.monotonic() + seconds
     try:

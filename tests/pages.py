@@ -136,7 +136,7 @@ def browser() -> Iterator[Browser]:
             "browserName": "chrome",
             "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
-            "timeouts": {"script": 20_000, "pageLoad": 20_000, "implicit": 0},
+            "timeouts": {"script": 300_000, "pageLoad": 300_000, "implicit": 0},
         }
         body = {"capabilities": {"alwaysMatch": wanted}}
         session = f"{at}/session/{_request('POST', f'{at}/session', body)['sessionId']}"
@@ -171,7 +171,7 @@ def _request(method: str, address: str, body: dict[str, Any] | None = None) -> A
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(address, content, headers, method=method)
     try:
-        with _DIRECT.open(request, timeout=60) as answer:
+        with _DIRECT.open(request, timeout=400) as answer:
             return json.load(answer)["value"]
     except urllib.error.HTTPError as error:
         with error:

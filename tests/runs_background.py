@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runs import Quadratic, flat
+from runs import HANG_SECONDS, Quadratic, flat
 from runs_forward import STEPS, take_steps
 from runs_steps import LR, Group, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
@@ -21,10 +21,12 @@ from decentlam import algorithms
 class Dawdling(algorithms.DecentLaM):
     """Its update takes so long that somebody looks in the midst of it."""
 
-    begun = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
+    go_on.set()
 
     def update(self, x: Tensor, g: Tensor, mixed: Tensor, state: Any, step: Any) -> None:
         self.begun.set()
+        assert_(self.go_on.wait(HANG_SECONDS))
         time.sleep(0.01)
         super().update(x, g, mixed, state, step)
         time.sleep(0.01)
@@ -60,7 +62,7 @@ def interrupted(process_group: Group) -> list[Tensor]:
             try:
                 timer.start()
                 optimizer.finish()
-                time.sleep(10)
+                time.sleep(HANG_SECONDS)
                 raise AssertionError("nothing was interrupted")
             except KeyboardInterrupt:
                 timer.join()
@@ -73,7 +75,7 @@ def changed_gradient(process_group: Group) -> tuple[str, str]:
     node, model, optimizer = start(process_group, "decentlam", overlap="forward")
     quadratic_loss(model, node, 0).backward()
     kept, zeroed = [p.grad for p in model.parameters()], threading.Event()
-    optimizer.runtime._thread.submit(lambda: assert_(zeroed.wait(20)))
+    optimizer.runtime._thread.submit(lambda: assert_(zeroed.wait(HANG_SECONDS)))
     optimizer.step()
     torch._foreach_zero_(kept)
     zeroed.set()
@@ -82,9 +84,11 @@ def changed_gradient(process_group: Group) -> tuple[str, str]:
     quadratic_loss(model, node, 0).backward()
     kept = [p.grad for p in model.parameters()]
     Dawdling.begun.clear()
+    Dawdling.go_on.clear()
     optimizer.step()
-    assert Dawdling.begun.wait(20)
+    assert Dawdling.begun.wait(HANG_SECONDS)
     torch._foreach_zero_(kept)
+    Dawdling.go_on.set()
     return before, message_of(lambda: flat(model))
 
 
@@ -94,7 +98,7 @@ def assert_(value: bool) -> None:
 
 def twice(process_group: Group) -> str:
     """A script drops the batch whose loss is NaN after backward: what went wrong is told."""
-    node, model, optimizer = start(process_group, "decentlam", timeout_seconds=2.0)
+    node, model, optimizer = start(process_group, "decentlam")
 
     def two_batches() -> None:
         (quadratic_loss(model, node, 0) * torch.nan).backward()

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import torch.distributed as dist
+from runs import HANG_SECONDS
 from runs_steps import message_of, quadratic_loss, start, train
 
 import decentlam
@@ -15,11 +16,12 @@ from decentlam.exchange.network import connect
 from decentlam.membership import watch
 
 VICTIM = 2
+NEVER = 1e4  # seconds of a timeout that cannot be the cause
 
 
 def one_leaves(orderly: bool) -> str | None:
     """Process 2 ends after its last step, while another still works: who calls it lost?"""
-    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=2.0)
+    node, model, optimizer = start(dist.group.WORLD, "decentlam")
     train(optimizer, model, node, range(3))
     if node == VICTIM:
         if orderly:
@@ -29,7 +31,7 @@ def one_leaves(orderly: bool) -> str | None:
     assert found is not None
     while VICTIM not in found.lost:
         time.sleep(0.05)
-    found.wait_for_cause(0.3)
+    found.wait_for_cause(HANG_SECONDS)
     return None if found.trouble is None else found.trouble.text
 
 
@@ -37,13 +39,17 @@ def with_victim(
     method: str,
     overlap: bool,
     when: str,
-    asleep: float | str,
-    timeout_seconds: float,
+    how: str = "dies",
+    timeout_seconds: float = NEVER,
     per_node: int = 1,
     shared_memory: bool = True,
 ) -> tuple[str, float]:
-    """Process 2 dies, sleeps or freezes at step 3: the error of this one, and after how long."""
+    """Process 2 dies, waits or freezes at step 3, until all others have their error: that of this
+    one, and after how long."""
     assert dist.group.WORLD is not None
+    store = dist.PrefixStore("victim", dist.distributed_c10d._get_default_store())
+    if dist.get_rank() == VICTIM:
+        store.set("pid", str(os.getpid()))
     if when == "at construction" and dist.get_rank() == VICTIM:
         connect()  # it is there, and gone before it agrees with the others
         os._exit(7)
@@ -55,16 +61,16 @@ def with_victim(
         method,
         overlap=overlap,
         timeout_seconds=timeout_seconds,
-        heartbeat_seconds=5.0,
+        heartbeat_seconds=5.0 if how == "freezes" else 60.0,
         processes_per_node=per_node,
         shared_memory=shared_memory,
     )
 
     def accident(*arguments: Any) -> None:
-        if asleep == "stop":  # as SIGSTOP does it, until the others have ended
+        if how == "freezes":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif isinstance(asleep, float) and asleep:
-            time.sleep(asleep)
+        elif how == "waits":
+            store.get("all others")
         else:
             os._exit(7)
 
@@ -85,4 +91,9 @@ def with_victim(
                 accident()
             optimizer.step()
 
-    return message_of(go_on), time.monotonic() - begun
+    error, seconds = message_of(go_on), time.monotonic() - begun
+    if node != VICTIM and store.add("errors", 1) == dist.get_world_size() - 1:
+        store.set("all others", "")
+        if how == "freezes":
+            os.kill(int(store.get("pid")), signal.SIGKILL)
+    return error, seconds

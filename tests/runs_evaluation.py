@@ -122,8 +122,6 @@ def statistics(process_group: Group, method: str, topology: str, overlap: bool) 
     for step in range(4):
         optimizer.zero_grad()
         quadratic_loss(model, node, step).backward()
-        if node == 3 and step == 3 and method == "decentlam" and not overlap:
-            time.sleep(2)  # the others wait for it
         optimizer.step()
         sent.append(optimizer.statistics.bytes_sent)
     s = optimizer.statistics
@@ -137,6 +135,22 @@ def statistics(process_group: Group, method: str, topology: str, overlap: bool) 
         "overlap": s.overlap,
         "skipped": s.skipped,
     }
+
+
+def slow_neighbor(process_group: Group) -> tuple[float, float]:
+    """What node 0 has waited in one step, and in all. Node 3 takes its time for each, until that
+    was longer than what else node 0 may have to wait for on a busy machine."""
+    node, model, optimizer = start(process_group, "decentlam", overlap=False)
+    waited = torch.zeros(2, dtype=torch.float64)
+    while waited[0] <= 0.2:
+        optimizer.zero_grad()
+        quadratic_loss(model, node, 0).backward()
+        time.sleep(0.5 if node == 3 else 0.0)
+        optimizer.step()
+        s = optimizer.statistics
+        waited = torch.tensor([s.wait_seconds, s.total_wait_seconds], dtype=torch.float64)
+        dist.broadcast(waited, 0)
+    return waited[0].item(), waited[1].item()
 
 
 def eval_and_train(

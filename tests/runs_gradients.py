@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from runs import flat
-from runs_steps import LR, Group, build, message_of, quadratic_loss, start, train
+from runs_steps import LR, Group, build, message_of, quadratic_loss, spoiled, start, train
 from torch import Tensor, nn
 
 # Something changes between backward and step() --------------------------------------------------
@@ -141,14 +141,18 @@ def nonfinite_raises(
     process_group: Group, method: str, overlap: bool, value: float
 ) -> tuple[str, bool]:
     """Node 2's gradient turns bad at step 3: the error of this node, whether its x is finite."""
-    node, model, optimizer = start(process_group, method, overlap=overlap, timeout_seconds=2.0)
 
     def loss(model: nn.Module, node: int, step: int) -> Tensor:
         bad = value if node == 2 and step == 3 else 0.0
         return quadratic_loss(model, node, step) + bad * model.weights[1][2]
 
-    error = message_of(lambda: train(optimizer, model, node, range(6), loss))
-    return error, bool(flat(model).isfinite().all())
+    def attempt(process_group: Group, seconds: float) -> tuple[str, bool]:
+        options = {"overlap": overlap, "timeout_seconds": seconds}
+        node, model, optimizer = start(process_group, method, **options)
+        error = message_of(lambda: train(optimizer, model, node, range(6), loss))
+        return error, bool(flat(model).isfinite().all())
+
+    return spoiled(process_group, attempt, step=3)
 
 
 def nonfinite_skips(process_group: Group, method: str) -> tuple[list[Tensor], list[bool]]:
@@ -167,5 +171,9 @@ def nonfinite_skips(process_group: Group, method: str) -> tuple[list[Tensor], li
 
 def parameters_overflow(process_group: Group, method: str) -> str:
     """Finite gradients at first, but a learning rate that no float can hold for long."""
-    node, model, optimizer = start(process_group, method, lr=1e18, timeout_seconds=2.0)
-    return message_of(lambda: train(optimizer, model, node, range(30)))
+
+    def attempt(process_group: Group, seconds: float) -> tuple[str, bool]:
+        node, model, optimizer = start(process_group, method, lr=1e18, timeout_seconds=seconds)
+        return message_of(lambda: train(optimizer, model, node, range(30))), True
+
+    return spoiled(process_group, attempt, step=0)[0]

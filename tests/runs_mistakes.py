@@ -176,7 +176,7 @@ def compiled_in_place(process_group: Group) -> list[list[Tensor]]:
 def after_a_death(process_group: Group) -> tuple[str, list[Tensor]]:
     """With overlap, a neighbor's death ends the step; the others go on with another network."""
     node, model, optimizer = start(
-        process_group, "decentlam", overlap="backward", timeout_seconds=5.0, shared_memory=False
+        process_group, "decentlam", overlap="backward", shared_memory=False
     )
     train(optimizer, model, node, range(2))
     survivors = dist.new_group([0, 1, 2])

@@ -105,21 +105,19 @@ def bad_gradient_raises(
 ) -> str:
     """The gradient of process 3 alone turns bad at step 2."""
     rank = dist.get_rank(process_group)
-    model = Quadratic(seed=rank)
-    optimizer = runs_steps.build(
-        method,
-        model,
-        process_group,
-        overlap=overlap,
-        processes_per_node=per_node,
-        timeout_seconds=3.0,
-    )
 
     def loss(model: nn.Module, rank: int, step: int) -> Tensor:
         bad = torch.nan if rank == 3 and step == 2 else 0.0
         return runs_steps.quadratic_loss(model, rank, step) + bad * model.weights[1].sum()
 
-    return runs_steps.message_of(lambda: runs_steps.train(optimizer, model, rank, range(5), loss))
+    def attempt(process_group: runs_steps.Group, seconds: float) -> tuple[str, bool]:
+        options = {"processes_per_node": per_node, "timeout_seconds": seconds}
+        model = Quadratic(seed=rank)
+        optimizer = runs_steps.build(method, model, process_group, overlap=overlap, **options)
+        steps = lambda: runs_steps.train(optimizer, model, rank, range(5), loss)  # noqa: E731
+        return runs_steps.message_of(steps), True
+
+    return runs_steps.spoiled(process_group, attempt, step=2)[0]
 
 
 def stale(process_group: dist.ProcessGroup, method: str, per_node: int) -> str:

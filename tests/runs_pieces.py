@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import torch
+from runs import HANG_SECONDS
 from runs_forward import take_steps
 from runs_shared_memory import late_steps
 from runs_steps import Group, build
@@ -59,5 +60,5 @@ def dropped(process_group: Group) -> tuple[bool, int]:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name in THREADS:
-            thread.join(10)
+            thread.join(HANG_SECONDS)
     return exchange() is not None, sum(t.name in THREADS for t in threading.enumerate())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import runs_steps
 import torch
 import torch.distributed as dist
-from runs import Quadratic, flat
+from runs import HANG_SECONDS, Quadratic, flat
 from torch import Tensor
 
 METHODS = (
@@ -67,7 +67,7 @@ class Job:
             topology=self.topology,
             overlap=self.overlap,
             bucket_bytes=self.bucket_bytes,
-            timeout_seconds=60.0,
+            timeout_seconds=HANG_SECONDS,
             shared_memory=self.shared_memory,
             stable="ignore",  # as in the simulator
         )

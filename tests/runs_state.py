@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runs import CLASSES, SCALE, Quadratic, flat, targets_of
+from runs import CLASSES, HANG_SECONDS, SCALE, Quadratic, flat, targets_of
 from runs_steps import (
     DECAY,
     LR,
@@ -117,7 +117,7 @@ def groups(process_group: Group, method: str) -> list[Tensor]:
         momentum=MOMENTUM,
         topology="ring",
         bucket_bytes=100,
-        timeout_seconds=30.0,
+        timeout_seconds=HANG_SECONDS,
         process_group=process_group,
     )
     return train(optimizer, model, node, range(6))

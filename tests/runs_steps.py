@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runs import CLASSES, SCALE, Quadratic, flat, targets_of
+from runs import CLASSES, HANG, HANG_SECONDS, SCALE, Quadratic, flat, targets_of
 from torch import Tensor, nn
 
 import decentlam
@@ -32,7 +32,7 @@ def build(
         "bucket_bytes": 100,
         "shared_memory": False,  # as between hosts
         "stable": "ignore",  # as in the simulator
-        "timeout_seconds": 30.0,
+        "timeout_seconds": HANG_SECONDS,
         "process_group": process_group,
         **hyper,
         **options,
@@ -116,6 +116,23 @@ def message_of(action: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
+
+
+def spoiled(
+    process_group: Group, attempt: Callable[[Group, float], tuple[str, bool]], step: int
+) -> tuple[str, bool]:
+    """attempt(group, timeout_seconds): the error of a run that one process spoils at this step,
+    and what else it found. On a busy machine a neighbor that is well may be slower than a short
+    timeout; then all try again with a longer one."""
+    errors: list[Any] = [None] * dist.get_world_size()
+    for seconds in (2.0, 10.0, 50.0):
+        found = attempt(process_group, seconds)
+        dist.all_gather_object(errors, found[0])
+        early = any(f"step {k}, " in error for error in errors for k in range(step))
+        if not early and any(error.startswith("NonFiniteError") for error in errors):
+            break
+        process_group = dist.new_group(timeout=HANG)
+    return found
 
 
 def start(

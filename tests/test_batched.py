@@ -25,8 +25,6 @@ import decentlam
 from decentlam.algorithms import kernels
 from decentlam.exchange.network import Network
 
-pytestmark = pytest.mark.timeout(300)
-
 LOW = {"momentum": 0.3}
 HYPER: dict[str, dict[str, Any]] = {
     "dsgd": {},
@@ -49,7 +47,7 @@ def options_of(method: str, topology: str, overlap: bool) -> dict[str, Any]:
         "topology": topology,
         "overlap": overlap,
         "bucket_bytes": 100,
-        "timeout_seconds": 60.0,
+        "timeout_seconds": runs.HANG_SECONDS,
         "stable": "ignore",
         **HYPER.get(method, LOW),
     }
@@ -71,7 +69,7 @@ def found(nodes: int) -> list[Any]:
         for method in runs.CLASSES:
             arguments = {"method": method, "topology": "ring"}
             listed.append((f"looks {method}", batched.looks, arguments))
-    return runs.run_processes(runs.run_scenarios, nodes, (listed,), seconds=250)
+    return runs.run_processes(runs.run_scenarios, nodes, (listed,))
 
 
 RESTING = [("decentlam", "bipartite-random-match", True), ("awc-dmsgd", "mesh", True)]

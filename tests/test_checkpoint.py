@@ -25,8 +25,6 @@ from torch import Tensor
 
 import decentlam
 
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
-
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,12 +33,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(directory: Path) -> list[dict[str, Any]]:
-    return runs.run_processes(run_and_save, 4, (str(directory),), seconds=200)
+    return runs.run_processes(run_and_save, 4, (str(directory),))
 
 
 @pytest.fixture(scope="module")
 def resumed(directory: Path, saved: Any) -> list[dict[str, Any]]:
-    return runs.run_processes(resume_and_run, 4, (str(directory),), seconds=200)
+    return runs.run_processes(resume_and_run, 4, (str(directory),))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +96,7 @@ def on_two(directory: Path, saved: Any) -> list[dict[str, Any]]:
     alone = build("slowmo")
     alone.train(range(SAVED_AT))
     decentlam.save_checkpoint(directory / "slowmo alone", **alone.parts())
-    return runs.run_processes(resume_on_two, 2, (str(directory), ON_TWO), seconds=200)
+    return runs.run_processes(resume_on_two, 2, (str(directory), ON_TWO))
 
 
 def assert_average(found: dict[str, Tensor], at_save: list[dict[str, Tensor]]) -> None:

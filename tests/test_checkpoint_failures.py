@@ -21,8 +21,6 @@ from torch import nn
 
 import decentlam
 
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
-
 
 class KilledWhileWritten:
     """Pickled once to see whether it can be loaded; the second time it is being written."""
@@ -96,7 +94,7 @@ def fail_on_one_process(directory: str) -> None:
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("failures")
-    ended = runs.run_processes(fail_on_one_process, 2, (str(directory),), seconds=200)
+    ended = runs.run_processes(fail_on_one_process, 2, (str(directory),))
     assert ended[0] == -signal.SIGKILL
     return directory
 

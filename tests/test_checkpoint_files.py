@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 from runs_checkpoint import (
     Holds,
@@ -134,7 +135,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 
     def audit(name: str, arguments: Any) -> None:
         if name == "open" and str(arguments[0]).endswith(".pt") and threading.get_ident() != main:
-            assert gate.wait(60)
+            assert gate.wait(runs.HANG_SECONDS)
 
     sys.addaudithook(audit)
     saving = decentlam.save_checkpoint(tmp_path, **run.parts(), background=True)

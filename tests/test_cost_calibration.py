@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 import torch.distributed as dist
 from launching import finish, fork, run_as_main, start
@@ -116,7 +117,7 @@ def test_the_command_fits_some_runs_and_checks_others(tmp_path: Path):
     assert text.count("off by 0.0% (median), 0.0% at most") == 2
     assert vars(load_calibration(out)) == pytest.approx(vars(TRUTH), rel=1e-6)
     wrong = fork(run_as_main, tmp_path / "output", str(CALIBRATE), str(out))
-    wrong.join(60)
+    wrong.join(runs.HANG_SECONDS)
     assert wrong.exitcode == 1
     assert "holds no list of records" in (tmp_path / "output").read_text()
 
@@ -189,7 +190,7 @@ def exchange_for_real(rounds: int) -> list[dict]:
 
 @pytest.mark.slow
 def test_real_exchanges_are_foreseen_within_a_third():
-    records = decentlam.launch(exchange_for_real, nodes=4, args=(15,), timeout_seconds=60)[0]
+    records = decentlam.launch(exchange_for_real, nodes=4, args=(15,))[0]
     errors = held_out([Measurement.from_record(record) for record in records])
     middle = sorted(abs(error.relative) for error in errors)[len(errors) // 2]
     assert middle < 1 / 3, [(e.contender, round(e.relative, 2)) for e in errors]

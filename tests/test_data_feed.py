@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 from images import WORKERS, forks, in_memory, write_image_folder
 
@@ -124,6 +125,13 @@ def test_workers_give_the_same_values_and_leave_the_global_generator_alone(
             assert torch.equal(x, same_x) and torch.equal(y, same_y)
 
 
+def assert_no_workers() -> None:
+    """torch waits for some seconds, which may not be enough on a busy machine."""
+    for process in multiprocessing.active_children():
+        process.join(runs.HANG_SECONDS)
+    assert multiprocessing.active_children() == []
+
+
 @forks
 @pytest.mark.parametrize("how", ["closed", "dropped", "used up"])
 def test_workers_stop_with_the_feed(how: str):
@@ -139,7 +147,7 @@ def test_workers_stop_with_the_feed(how: str):
         gc.collect()
     else:
         assert len(list(steps)) == 4
-    assert multiprocessing.active_children() == []
+    assert_no_workers()
 
 
 @forks
@@ -150,7 +158,7 @@ def test_a_failure_in_a_worker_reaches_the_training_and_stops_the_workers(tmp_pa
     batches = Batches([torch.arange(1)], 1, seed=0)
     with pytest.raises(ValueError, match=r"broken\.png is not an image"):
         next(feed(load("imagenet", tmp_path), batches, [0], 0, 5, workers=1))
-    assert multiprocessing.active_children() == []
+    assert_no_workers()
 
 
 def test_the_lab_imports_torchvision_and_scikit_learn_when_data_is_loaded():

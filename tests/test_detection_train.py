@@ -27,7 +27,6 @@ from decentlam.lab.train import train
 from decentlam.lab.train.numerics import Numerics
 from decentlam.lab.train.tasks import make_task
 
-pytestmark = pytest.mark.timeout(300)
 CPU = torch.device("cpu")
 
 
@@ -41,7 +40,7 @@ def prepared(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def real(prepared: Path) -> Path:
     arguments = (runs_detection.all_scenarios, NODES, (prepared, NODES))
-    everyone = runs.run_processes(*arguments, seconds=240)
+    everyone = runs.run_processes(*arguments)
     assert all(isinstance(summaries, dict) for summaries in everyone), everyone
     return prepared
 
@@ -57,7 +56,7 @@ def test_eight_processes_and_simulation_write_the_same_records(prepared: Path, t
     (tmp_path / "shapes").symlink_to(prepared / "shapes")
     for detector in DETECTORS:
         (tmp_path / f"{detector}.pt").symlink_to(prepared / f"{detector}.pt")
-    everyone = runs.run_processes(runs_detection.all_scenarios, 8, (tmp_path, 8), seconds=280)
+    everyone = runs.run_processes(runs_detection.all_scenarios, 8, (tmp_path, 8))
     assert all(isinstance(summaries, dict) for summaries in everyone), everyone
     for detector in DETECTORS:
         compare(detector, tmp_path, 8)

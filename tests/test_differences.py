@@ -18,8 +18,6 @@ from decentlam.exchange.codecs import BLOCK, CODECS
 from decentlam.exchange.differences import check_differences
 from decentlam.exchange.network import Network
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 6
 METHODS = ("dmsgd", "decentlam")
 NETWORKS = {

@@ -104,7 +104,6 @@ def run_pages(pages: dict[str, list[Block]], directory: str) -> None:
             assert runner.run(test, clear_globs=False).failed == 0, place
 
 
-@pytest.mark.timeout(330)
 def test_python_blocks_run(tmp_path: Path) -> None:
     for name, nodes in (("a.json", 4), ("b.json", 8)):
         records = [dataclasses.asdict(m) for m in benchmark(TRUTH, 0.01, (nodes,))[::8]]
@@ -114,7 +113,7 @@ def test_python_blocks_run(tmp_path: Path) -> None:
         if block.language in ("python", "pycon") and block.file is None:
             pages.setdefault(block.page, []).append(block)
     assert len(pages) > 20
-    assert runs.run_processes(run_pages, 1, (pages, str(tmp_path)), seconds=300) == [None]
+    assert runs.run_processes(run_pages, 1, (pages, str(tmp_path))) == [None]
 
 
 def script(name: str, directory: Path) -> Path:
@@ -125,10 +124,9 @@ def script(name: str, directory: Path) -> Path:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", ["train_ddp.py", "train.py"])
 def test_the_scripts_of_the_tutorial_train(name: str, tmp_path: Path) -> None:
-    text = launching.run_script(script(name, tmp_path), tmp_path, 4, seconds=300)
+    text = launching.run_script(script(name, tmp_path), tmp_path, 4)
     shown = re.search(r"^accuracy ([\d.]+)", text, re.MULTILINE)
     assert shown, text
     assert float(shown[1]) > 0.95
@@ -139,7 +137,7 @@ def test_the_scripts_of_the_tutorial_train(name: str, tmp_path: Path) -> None:
 def test_scripts_that_start_processes_run(name: str, tmp_path: Path) -> None:
     if name == "emulate.py" and os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    subprocess.run([sys.executable, script(name, tmp_path)], check=True, timeout=100)
+    subprocess.run([sys.executable, script(name, tmp_path)], check=True, timeout=runs.HANG_SECONDS)
 
 
 # Commands ---------------------------------------------------------------------------------------

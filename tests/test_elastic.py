@@ -10,6 +10,7 @@ from pathlib import Path
 
 import launching
 import pytest
+import runs
 import runs_elastic
 import torch
 import torch.distributed as dist
@@ -28,13 +29,13 @@ from decentlam.runtime import elastic
 KILLED_SHARED, KILLED_SENT = "8", "2"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [KILLED_SHARED, KILLED_SENT])
 def test_survivors_and_newcomers_compute_what_the_simulator_does(seed: str, tmp_path: Path) -> None:
     """chaos.py checks parameters, samples, exit codes and memory that is left."""
     size = ("--nodes", "4", "--steps", "140", "--faults", "1", "--loopback", "--seed", seed)
-    process = launching.fork(runs_elastic.chaos, tmp_path / "out", *size)
-    process.join(270)
+    # A kill is seen at once; on a busy machine others may be silent for long.
+    process = launching.fork(runs_elastic.chaos, tmp_path / "out", *size, "--heartbeat", "20")
+    process.join(runs.HANG_SECONDS)
     process.kill()
     assert process.exitcode == 0, (tmp_path / "out").read_text()
 
@@ -110,7 +111,7 @@ def test_a_heartbeat_that_cannot_be_is_refused(seconds: object) -> None:
 def run_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Membership]:
     """An elastic run whose only member is this process."""
     monkeypatch.setattr(generations, "_current", None)
-    yield generations.begin(dist.HashStore(), rank=0, num_processes=1, timeout=20.0, wait=20.0)
+    yield generations.begin(dist.HashStore(), rank=0, num_processes=1, timeout=60.0, wait=60.0)
     watch.stop()
     dist.destroy_process_group()
 
@@ -178,7 +179,6 @@ def test_a_process_that_is_killed_after_its_result_ends_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_newcomer_that_fails_is_started_again_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

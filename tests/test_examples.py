@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.system
 def test_the_torchrun_script_trains() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    ((text, _),) = finish(start([*torchrun, str(EXAMPLES / "train.py")]), seconds=100)
+    ((text, _),) = finish(start([*torchrun, str(EXAMPLES / "train.py")]))
     assert float(text.split("averaged model ")[1].split(",")[0]) > 0.9
 
 
@@ -55,7 +55,7 @@ def train_with_hook(steps: int) -> list[torch.Tensor]:
 @pytest.mark.filterwarnings("default")
 def test_the_ddp_hook_with_sgd_is_decentlam() -> None:
     n, steps = 3, 20
-    real = runs.run_processes(train_with_hook, n, (steps,), seconds=100)
+    real = runs.run_processes(train_with_hook, n, (steps,))
     targets = torch.stack([torch.cat([t.reshape(-1) for t in targets_of(i)]) for i in range(n)])
     sizes = torch.tensor([torch.Size(shape).numel() for shape in Quadratic.SHAPES])
     scale = SCALE.repeat_interleave(sizes)

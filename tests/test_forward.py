@@ -19,8 +19,6 @@ from decentlam.options import Options
 from decentlam.runtime import overlap as overlaps
 from decentlam.runtime.build import usual_overlap
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "looks": (forward.looks, {}),

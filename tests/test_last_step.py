@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import runs
 import runs_forward as forward
 from launching import fork
 
 import decentlam
 from decentlam.launch.__main__ import main
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("method", ["decentlam", pytest.param("pmsgd", marks=pytest.mark.slow)])
@@ -39,5 +38,5 @@ def test_a_script_that_init_joined_may_end_with_step(tmp_path: Path) -> None:
     """The group is left at exit; the last messages must be out before."""
     (tmp_path / "script.py").write_text(SCRIPT)
     process = fork(main, tmp_path / "output", ["-n", "2", str(tmp_path / "script.py")])
-    process.join(120)
+    process.join(runs.HANG_SECONDS)
     assert process.exitcode == 0, (tmp_path / "output").read_text()

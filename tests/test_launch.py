@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 import torch.distributed as dist
 from launching import environment
 
 import decentlam
-
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
 
 
 def describe(scale: float, mine: torch.Tensor) -> tuple[int, float, list[float], bool]:
@@ -35,7 +34,12 @@ def python(code: str, way: str) -> subprocess.CompletedProcess[str]:
     """Runs code that is in no file."""
     command = [sys.executable, "-W", "error", *(["-c", code] if way == "-c" else ["-"])]
     return subprocess.run(
-        command, input=code, env=environment(), capture_output=True, text=True, timeout=200
+        command,
+        input=code,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=runs.HANG_SECONDS,
     )
 
 

@@ -15,8 +15,6 @@ import decentlam
 from decentlam.launch import group
 from decentlam.launch.place import find_place, first_host, meeting_point
 
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
-
 
 @pytest.mark.parametrize(
     ("environment", "expected"),

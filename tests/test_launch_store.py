@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import runs
 import torch.distributed as dist
 
 from decentlam.launch.store import main
@@ -26,7 +27,7 @@ def test_a_store_of_its_own_serves_until_it_is_stopped() -> None:
             with pytest.raises(SystemExit, match="2"):  # the port is taken
                 main(["--host", "127.0.0.1", "--port", str(port)])
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(runs.HANG_SECONDS) == 130
         finally:
             process.kill()
 

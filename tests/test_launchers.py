@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+import runs
 from launching import JOIN, assert_trained, environment, finish, fork, start, training
 
 from decentlam.lab import emulation
-
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
-
 
 BY_HAND = {
     "openmpi": lambda rank, port: {
@@ -49,16 +49,22 @@ def join() -> None:
     exec(JOIN)
 
 
+def free_port() -> int:
+    """Below those that the system gives to whoever connects: nobody takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @pytest.mark.parametrize("launcher", BY_HAND)
 def test_variables_of_other_launchers_are_enough(launcher: str, tmp_path: Path) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port
-    del store
+    port = free_port()
     processes = [
         fork(join, tmp_path / str(rank), **BY_HAND[launcher](str(rank), port)) for rank in range(2)
     ]
     for rank, process in enumerate(processes):
-        process.join(120)
+        process.join(runs.HANG_SECONDS)
         assert process.exitcode == 0
         assert (tmp_path / str(rank)).read_text() == f"{rank}/2\n"
 
@@ -109,7 +115,7 @@ def test_namespaces_are_removed_after_a_failure_and_with_the_processes_inside() 
     with pytest.raises(KeyboardInterrupt), emulation.hosts(2) as hosts:
         sleeper = hosts[1].start(["sleep", "600"])
         raise KeyboardInterrupt
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(runs.HANG_SECONDS) == -signal.SIGKILL
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert f"dlam-{os.getpid()}" not in listed
     assert not list(Path("/etc/netns").glob(f"dlam-{os.getpid()}*"))

@@ -17,8 +17,6 @@ from decentlam.algorithms import Algorithm, Reach, kernels, needs
 from decentlam.exchange.network import Network, _backend
 from decentlam.options import OptimizerOptions, Options
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 OVERLAPS = ("none", "backward", "forward")
 MOVED = [("decentlam", "none"), ("decentlam", "backward"), ("awc-dmsgd", "backward")]
@@ -160,7 +158,7 @@ def test_a_model_compiled_in_place_trains_with_overlap_forward() -> None:
 
 
 def test_survivors_of_a_death_go_on_with_another_network() -> None:
-    found = runs.run_processes(mistakes.after_a_death, N, (None,), seconds=60)
+    found = runs.run_processes(mistakes.after_a_death, N, (None,))
     survivors = [result for result in found if isinstance(result, tuple)]
     assert len(survivors) == N - 1
     assert any(error.startswith("ExchangeError") for error, _ in survivors)

@@ -8,8 +8,6 @@ import runs_batches
 import runs_steps
 from runs import Scenarios, assert_equal
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 scenarios = Scenarios(N)
 

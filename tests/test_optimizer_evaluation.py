@@ -10,8 +10,6 @@ import runs_evaluation
 import torch
 from runs import Scenarios, same
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 scenarios = Scenarios(N)
 
@@ -163,6 +161,9 @@ for method, topology, overlap, _ in SENT:
     )
 
 
+scenarios.add("slow neighbor", runs_evaluation.slow_neighbor)
+
+
 @pytest.mark.parametrize(("method", "topology", "overlap", "sent"), SENT)
 def test_statistics(method: str, topology: str, overlap: bool, sent: list[int]) -> None:
     for r in scenarios.outcomes(f"statistics {method} {overlap}"):
@@ -173,5 +174,4 @@ def test_statistics(method: str, topology: str, overlap: bool, sent: list[int]) 
 
 
 def test_waiting_for_a_slow_neighbor_is_counted() -> None:
-    results = scenarios.outcomes("statistics decentlam False")
-    assert results[0]["total wait"] > 0.2  # node 3, its neighbor on the ring, slept for 2 s
+    assert all(total >= wait > 0.2 for wait, total in scenarios.outcomes("slow neighbor"))

@@ -13,8 +13,6 @@ from runs import Scenarios, assert_equal
 
 import decentlam
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 scenarios = Scenarios(N)
 

@@ -10,8 +10,6 @@ from runs import Scenarios, assert_equal
 
 import decentlam
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 scenarios = Scenarios(N)
 
@@ -126,7 +124,7 @@ def test_compiled_model() -> None:
 @pytest.mark.slow
 def test_model_compiled_with_inductor() -> None:
     listed = [("inductor", runs_models.compiled, {"backend": "inductor"})]
-    results = decentlam.launch(runs.run_scenarios, 2, (listed, True), timeout_seconds=280)
+    results = decentlam.launch(runs.run_scenarios, 2, (listed, True))
     expected = runs_steps.simulate(
         "decentlam", 2, 5, model=runs_models.mlp, loss=runs_models.mlp_loss
     )

@@ -17,8 +17,6 @@ import runs_steps
 import torch
 from torch import Tensor
 
-pytestmark = pytest.mark.timeout(300)
-
 SCENARIOS = {processes: runs.Scenarios(processes) for processes in (4, 8)}
 
 
@@ -253,11 +251,9 @@ def test_evaluation_counts_nodes(processes: int) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_death_of_a_process_is_an_error_in_its_node_and_beyond(overlap: bool) -> None:
-    arguments = ("decentlam", overlap, "before backward", 0.0, 60.0, 2)
-    results = runs.run_processes(runs_deaths.with_victim, 4, arguments, seconds=100)
+    arguments = ("decentlam", overlap, "before backward", "dies", runs_deaths.NEVER, 2)
+    results = runs.run_processes(runs_deaths.with_victim, 4, arguments)
     assert results[runs_deaths.VICTIM] == 7
     assert "node 1, step 3, " in results[3][0] and "another process of its node" in results[3][0]
     for rank in (0, 1, 3):
-        error, seconds = results[rank]
-        assert error.startswith(f"ExchangeError: node {rank // 2}, step "), error
-        assert seconds < 25
+        assert results[rank][0].startswith(f"ExchangeError: node {rank // 2}, step "), results

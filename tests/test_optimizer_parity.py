@@ -12,8 +12,6 @@ import torch
 
 import decentlam
 
-pytestmark = pytest.mark.timeout(300)
-
 SMALL = 100  # bytes: nearly every parameter is a bucket of its own
 LARGE = 2**20
 EVERYONE = ("pmsgd", "pmsgd-lars")  # never in shared memory
@@ -46,7 +44,7 @@ class Case:
             "overlap": self.overlap,
             "bucket_bytes": self.bucket_bytes,
             "weight_decay": self.weight_decay,
-            "timeout_seconds": 60.0,
+            "timeout_seconds": runs.HANG_SECONDS,
             "stable": "ignore",  # as in the simulator
             "shared_memory": self.bucket_bytes == SMALL and not self.sent,
             **({"lars": True} if self.method == "pmsgd-lars" else {}),
@@ -154,7 +152,7 @@ CASES = FOUR + FORWARD + FIVE + EIGHT + SENT
 def everyone(nodes: int) -> list[dict[str, Any]]:
     """All cases of that many nodes, one after the other in one group of processes."""
     scenarios = [(case.name, case.run, {}) for case in CASES if case.nodes == nodes]
-    return runs.run_processes(runs.run_scenarios, nodes, (scenarios,), seconds=250)
+    return runs.run_processes(runs.run_scenarios, nodes, (scenarios,))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -9,8 +9,6 @@ import runs_steps
 import torch
 from runs import Scenarios, assert_equal
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 scenarios = Scenarios(N)
 

@@ -14,8 +14,6 @@ from runs import Scenarios
 
 from decentlam.runtime.forward.wire import PrioritySender, piece_bytes
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 RUNS = [
     ("decentlam", "ring", False),
@@ -110,7 +108,7 @@ class Wire:
 
     def await_posts(self, count: int) -> list[str]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.posted) >= count, timeout=20)
+            assert self._changed.wait_for(lambda: len(self.posted) >= count, runs.HANG_SECONDS)
             return list(self.posted)
 
     def let_go(self, *names: str) -> None:
@@ -118,7 +116,7 @@ class Wire:
             self.works[name].gone.set()
 
 
-SECONDS = timedelta(seconds=20)
+SECONDS = runs.HANG
 
 
 def test_an_urgent_message_waits_for_pieces_of_another_not_for_all_of_it() -> None:

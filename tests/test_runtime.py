@@ -28,8 +28,6 @@ from decentlam.lab.studies import STUDIES, runtime
 from decentlam.lab.study import perform
 from decentlam.runtime.overlap import OverlapChoice
 
-pytestmark = pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
-
 ONE_PEER = "DecentLaM one-peer, overlap"
 
 

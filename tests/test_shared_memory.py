@@ -8,8 +8,6 @@ import runs_shared_memory as shared
 import runs_steps
 from runs import Scenarios
 
-pytestmark = pytest.mark.timeout(300)
-
 N = 4
 RUNS = [
     ("decentlam", "ring", False),

@@ -266,7 +266,6 @@ def test_every_method_of_the_studies_has_a_look():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not DEFAULT_PATH.exists(), reason="needs apt-get install dataset-fashion-mnist")
 def test_decentlam_beats_dmsgd_on_sorted_labels_with_a_large_batch(tmp_path: Path):
     setting = large_batch.recipe()

@@ -17,7 +17,6 @@ import decentlam
 from decentlam.lab.cli import app
 from decentlam.lab.values import explained
 
-pytestmark = pytest.mark.timeout(240)
 PLAN = ["train", "--epochs", "2", "-n", "2", "--quiet"]
 
 

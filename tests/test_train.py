@@ -18,8 +18,6 @@ from decentlam import ALGORITHMS
 from decentlam.lab.recipes import from_json, make
 from decentlam.lab.train import Summary, train
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class StopAfter:
     """Asks a simulated run to stop after so many more steps."""
@@ -42,7 +40,7 @@ class StopAfter:
 def real(tmp_path_factory) -> tuple[Path, list[dict[str, Summary]]]:
     """All scenarios in one group of eight processes; the directory, and what each returned."""
     directory = tmp_path_factory.mktemp("real")
-    everyone = runs.run_processes(runs_train.all_scenarios, NODES, (directory,), seconds=240)
+    everyone = runs.run_processes(runs_train.all_scenarios, NODES, (directory,))
     assert all(isinstance(summaries, dict) for summaries in everyone), everyone
     return directory, everyone
 

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import runs
 from runs_train import LONG
 from trained import assert_close, records, write_images
 
 from decentlam.lab.train import train
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.system]
+pytestmark = pytest.mark.system
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -42,7 +43,7 @@ def test_being_stopped_keeps_a_checkpoint_of_the_last_step(how: str, tmp_path: P
     process = start(*plan, "--epochs", "100000", "--log-every", "1", "--out", str(directory))
     with process:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + runs.HANG_SECONDS
             written = directory / "records.jsonl"
             while not (written.exists() and written.stat().st_size) and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -50,7 +51,7 @@ def test_being_stopped_keeps_a_checkpoint_of_the_last_step(how: str, tmp_path: P
                 process.send_signal(signal.SIGINT)
             else:
                 os.killpg(process.pid, signal.SIGTERM)
-            _, errors = process.communicate(timeout=150)
+            _, errors = process.communicate(timeout=runs.HANG_SECONDS)
         finally:
             process.kill()
     with pytest.raises(ProcessLookupError):  # nobody is left
@@ -68,7 +69,7 @@ def test_being_stopped_keeps_a_checkpoint_of_the_last_step(how: str, tmp_path: P
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + runs.HANG_SECONDS
     while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -91,7 +92,7 @@ def test_a_node_that_is_killed_leaves_a_checkpoint_to_go_on_from(tmp_path: Path)
             commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
             victim = [pid for pid, command in commands.items() if b"spawn_main" in command][1]
             os.kill(int(victim), signal.SIGKILL)
-            _, errors = process.communicate(timeout=100)
+            _, errors = process.communicate(timeout=runs.HANG_SECONDS)
         finally:
             process.kill()
     assert process.returncode == 1, errors
@@ -103,7 +104,7 @@ def test_a_node_that_is_killed_leaves_a_checkpoint_to_go_on_from(tmp_path: Path)
             wait_for(lambda: written.read_text().splitlines()[: len(lines)] != lines, process)
             wait_for(lambda: records(directory)[-1]["step"] > max(steps), process)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=100)
+            _, errors = process.communicate(timeout=runs.HANG_SECONDS)
         finally:
             process.kill()
     assert process.returncode == 130, errors

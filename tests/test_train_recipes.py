@@ -14,8 +14,6 @@ from decentlam.lab import recipes
 from decentlam.lab.recipes import RECIPES, Recipe, from_json, make
 from decentlam.lab.train import train
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_cifar_recipe_runs_on_a_tiny_folder(tmp_path: Path):
     images = write_images(tmp_path / "images", ("train", "test"), classes=10, each=1, size=32)

@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import runs
 import torch.distributed as dist
 
+from decentlam.membership import watch as watching
 from decentlam.membership.watch import Watch
 
 
 def open_store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(autouse=True)
+def patient_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits here are short; on a busy machine the store may take longer than twice as long."""
+    monkeypatch.setattr(watching, "_STORE_LIMITS", 100)
 
 
 @pytest.fixture
@@ -33,11 +41,11 @@ def say(watch: Watch, member: int, **facts: Any) -> None:
     """Another process's heartbeat; by default one of another machine."""
     beat = {"pid": 1, "host": "far", "machine": None, "net": None, "count": 1, "left": False}
     text = json.dumps({**beat, **facts})
-    watch.calls.call(lambda store: store.set(f"beat/{member}", text), 10.0)
+    watch.calls.call(lambda store: store.set(f"beat/{member}", text), runs.HANG_SECONDS)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + runs.HANG_SECONDS
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
@@ -78,7 +86,8 @@ def test_heartbeats_go_on_where_processes_cannot_be_polled(
 
 def test_who_has_left_and_ended_costs_nothing(watch: Watch) -> None:
     """Its end stays readable for ever: looked at without a rest, a thread would do nothing else."""
-    process = subprocess.Popen(["sleep", "60"])
+    watch.limit = runs.HANG_SECONDS  # it is silent, which is not what this is about
+    process = subprocess.Popen(["sleep", "3600"])
     say(watch, 2, machine=watch._facts["machine"], pid=process.pid)
     assert wait_for(lambda: 2 in watch._seen)
     say(watch, 2, machine=watch._facts["machine"], pid=process.pid, left=True)
@@ -88,7 +97,7 @@ def test_who_has_left_and_ended_costs_nothing(watch: Watch) -> None:
     before, begun = watch._count, time.monotonic()
     time.sleep(1.0)
     beats_a_second = (watch._count - before) / (time.monotonic() - begun)
-    assert beats_a_second < 100  # 8 are due; thousands were made
+    assert beats_a_second < 100  # one is due; thousands were made
     assert watch.trouble is None
 
 
@@ -122,7 +131,7 @@ def test_nothing_stays_open() -> None:
         say(watch, 0, machine=watch._facts["machine"], pid=os.getpid())
         assert wait_for(lambda: 0 in watch._seen)
         watch.leave()
-        watch._thread.join(20)
+        watch._thread.join(runs.HANG_SECONDS)
 
     use()
     before = len(os.listdir("/proc/self/fd"))

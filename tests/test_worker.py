@@ -9,6 +9,7 @@ import threading
 import weakref
 
 import pytest
+import runs
 import torch
 
 from decentlam.errors import NonFiniteError
@@ -19,7 +20,7 @@ def test_jobs_are_done_one_after_the_other_beside_the_caller() -> None:
     worker, go, done = Worker(), threading.Event(), []
 
     def first() -> None:
-        assert go.wait(20)
+        assert go.wait(runs.HANG_SECONDS)
         done.append((1, threading.current_thread().name))
 
     jobs = [worker.submit(first), worker.submit(lambda: done.append((2, "")))]
@@ -85,10 +86,10 @@ raise SystemExit(5)
 
 
 @pytest.mark.system
-@pytest.mark.timeout(240)  # starting a process takes seconds on a busy machine
 def test_a_process_that_ends_while_its_worker_works_ends_as_it_was_told() -> None:
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, timeout=110)
+        command = [sys.executable, "-c", BUSY]
+        done = subprocess.run(command, capture_output=True, timeout=runs.HANG_SECONDS)
         assert done.returncode == 5, done.stderr
 
 
@@ -120,5 +121,5 @@ def test_neither_thread_nor_job_outlives_the_worker(fails: bool) -> None:
     gc.collect()
     assert gone() is None
     assert thread is not None
-    thread.join(20)
+    thread.join(runs.HANG_SECONDS)
     assert not thread.is_alive()
