@@ -170,7 +170,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update(self, x: Tensor, g: Tensor, mixed: Message, state: State, step: Step) -> None:
-        """Changes x and state in place, given the average of the messages."""
+        """Changes x and state in place, given the average of the messages, which is not kept."""
 
 
 @cache

@@ -141,15 +141,16 @@ class Exchange(ABC):
         return {"messages": 0, "received": 0}
 
 
-def combine(terms: Sequence[tuple[float, Tensor]]) -> Tensor:
-    """The weighted sum, in as few operations as it takes; it may be the first term itself."""
+def combine(terms: Sequence[tuple[float, Tensor]], out: Tensor | None = None) -> Tensor:
+    """The weighted sum, in as few operations as it takes, in `out` if there is one; it may be the
+    first term itself."""
     (weight, first), rest = terms[0], list(terms[1:])
     if len(rest) == 1 and abs(weight + rest[0][0] - 1.0) < 1e-15:
-        return torch.lerp(first, rest[0][1], rest[0][0])  # one operation instead of two
+        return torch.lerp(first, rest[0][1], rest[0][0], out=out)  # one operation instead of two
     if weight == 1.0 and rest:
-        total, rest = torch.add(first, rest[0][1], alpha=rest[0][0]), rest[1:]
+        total, rest = torch.add(first, rest[0][1], alpha=rest[0][0], out=out), rest[1:]
     else:
-        total = first if weight == 1.0 else first * weight
+        total = first if weight == 1.0 else torch.mul(first, weight, out=out)
     for weight, term in rest:
         total.add_(term, alpha=weight)
     return total

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from decentlam.algorithms.kernels import CHUNK
 from decentlam.exchange.base import Exchange, Pending
 from decentlam.exchange.codecs import BLOCK, Codec
 from decentlam.exchange.neighbors import Neighbors
@@ -21,6 +20,7 @@ from decentlam.exchange.network import Network
 from decentlam.topology import Topology
 
 Key = tuple[int, int, int]  # bucket, node, payloads
+_CHUNK = 512 * BLOCK  # elements; a codec goes over them several times, so they stay in the cache
 
 
 class Differences(Exchange):
@@ -109,12 +109,12 @@ class Differences(Exchange):
         return packet
 
     def _chunks_of_packet(self, packet: Tensor) -> Sequence[Tensor]:
-        return packet.split(self._codec.packet_bytes(CHUNK))
+        return packet.split(self._codec.packet_bytes(_CHUNK))
 
 
 def _chunks(tensor: Tensor) -> Sequence[Tensor]:
     """Small enough for the cache: what is written can be read again at once."""
-    return tensor.view(-1).split(CHUNK)
+    return tensor.view(-1).split(_CHUNK)
 
 
 def check_differences(network: Network, topology: Topology) -> None:

@@ -7,6 +7,7 @@ import json
 import secrets
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class Network:
         """The group of exact averages over nodes."""
         return self.inter_node_group or self.group
 
-    @property
+    @cached_property
     def is_nccl(self) -> bool:
         """Whether messages are sent by NCCL. A group may have one backend per kind of device."""
         return self.group is not None and "nccl" in _backend(self.group, self.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -431,5 +432,21 @@ def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
 
 
 def _mixed(terms: Terms, piece: slice) -> Message:
-    rows = tuple(combine([(w, t[k, piece]) for w, t in terms]) for k in range(len(terms[0][1])))
-    return rows if len(rows) > 1 else rows[0]
+    """The mix of one piece, in memory that the next one uses again."""
+    rows = []
+    for k, own in enumerate(terms[0][1][:, piece]):
+        rows.append(combine([(w, t[k, piece]) for w, t in terms], out=_scratch(k, own)))
+    return tuple(rows) if len(rows) > 1 else rows[0]
+
+
+_kept = threading.local()  # the training's thread and the worker may update at once
+
+
+def _scratch(row: int, like: Tensor) -> Tensor:
+    """Memory for something like this, the same at every call of a thread: fresh memory costs more
+    than what is computed in it."""
+    held: dict[Any, Tensor] = vars(_kept).setdefault("held", {})
+    key = row, like.dtype, like.device
+    if key not in held or len(held[key]) < len(like):
+        held[key] = torch.empty_like(like)
+    return held[key][: len(like)]
