@@ -3,11 +3,12 @@
     python benchmarks/chaos.py                      # one run of 8 processes
     python benchmarks/chaos.py --runs 100 --out out/chaos.json   # goes on where it was stopped
 
-Each run has a seed, from which its faults (kind, rank, step, phase) follow. With root and `ip`
-every process is in a network namespace and links can be cut; else all are on loopback. At the end
-of a run: nobody hangs, those who are left are near the solution, their parameters are those of a
-simulation with the same members and the same interrupted steps, and no sample was lost but those of
-the batch that a process was lost with.
+Each run has a seed, from which its faults (kind, rank, step, phase) follow. In every third run
+process 0 has the store, and whoever has it may be killed, stopped or cut off, too. With root and
+`ip` every process is in a network namespace and links can be cut; else all are on loopback. At the
+end of a run: nobody hangs, those who are left are near the solution, their parameters are those of
+a simulation with the same members and the same interrupted steps, and no sample was lost but those
+of the batch that a process was lost with.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,7 +40,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import decentlam
-from decentlam.errors import RunOverError
+from decentlam.errors import MinorityError, RunOverError
 from decentlam.lab.emulation.hosts import INTERFACE, Host, hosts, unavailable
 from decentlam.membership.deal import Deal, Place
 from decentlam.membership.generations import Change, current
@@ -49,29 +51,34 @@ SIZES = (6, 5, 4, 3, 2)  # of the parameters
 SAMPLES, BATCH, LR, MOMENTUM = 400, 4, 0.02, 0.8
 PACE_SECONDS = 0.03  # a step takes at least this long: who comes back should find the others
 BACK_SECONDS = 4.0  # after which a process that was stopped or cut off is let go on
+STORE_BACK_SECONDS = 14.0  # the same where it may have the store, which may be silent for longer
+ANYONE = -1  # the rank of a fault that strikes whoever has the store
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19  # of Linux
 
 
 @dataclass(frozen=True)
 class Fault:
-    kind: str  # kill, stop, cut
+    kind: str  # kill, stop, cut, store
     rank: int
     step: int
     phase: str
+
+
+def in_member(seed: int) -> bool:
+    """Whether the store is in process 0, as under srun, and not in one that does not train."""
+    return seed % 3 == 1
 
 
 def schedule(seed: int, nodes: int, steps: int, faults: int, cuts: bool) -> list[Fault]:
     """One fault for each of some ranks, far enough apart to be told apart."""
     draw = random.Random(seed)
     kinds = ["kill", "kill", "stop", *(["cut"] if cuts else [])]
-    ranks = draw.sample(range(nodes), faults)
-    gap = steps // (faults + 1)
-    return [
-        Fault(
-            draw.choice(kinds), rank, (k + 1) * gap + draw.randrange(gap // 2), draw.choice(PHASES)
-        )
-        for k, rank in enumerate(ranks)
-    ]
+    kinds += ["store"] * len(kinds) if in_member(seed) else []
+    gap, found = steps // (faults + 1), []
+    for k, rank in enumerate(draw.sample(range(nodes), faults)):
+        kind, step = draw.choice(kinds), (k + 1) * gap + draw.randrange(gap // 2)
+        found.append(Fault(kind, ANYONE if kind == "store" else rank, step, draw.choice(PHASES)))
+    return found
 
 
 # The problem: least squares -----------------------------------------------------------------------
@@ -105,7 +112,7 @@ class Pieces(nn.Module):
 
 
 def node(
-    rank: int, size: int, address: str, port: int, namespace: str | None, out: str, steps: int,
+    rank: int, size: int, meeting: dict[str, str], namespace: str | None, out: str, steps: int,
     faults: dict[int, Fault], options: dict[str, Any],
 ) -> None:  # fmt: skip
     torch.set_num_threads(1)
@@ -114,8 +121,7 @@ def node(
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": str(size if namespace is None else 1), "MASTER_ADDR": address,
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "LOCAL_WORLD_SIZE": str(size if namespace is None else 1), **meeting,
     }  # fmt: skip
     log = open(out, "a", buffering=1)  # noqa: SIM115
     sys.stderr = log
@@ -126,8 +132,8 @@ def node(
 
     try:
         train(rank, steps, faults, options, note)
-    except RunOverError:
-        note("late")
+    except (RunOverError, MinorityError) as error:
+        note("late", why=str(error))
 
 
 def train(
@@ -154,6 +160,8 @@ def train(
         number = len(place.history) - 1
         note("step", id=run.me, step=step, position=position, generation=number)
         fault = faults.get(step)
+        if fault is not None and fault.kind == "store" and not run.hosts_store:
+            fault = None
         optimizer.zero_grad()
         loss = model(a[indices], y[indices])
         if fault is not None:
@@ -211,12 +219,17 @@ def _strike(fault: Fault, model: Pieces, note: Note) -> None:
 def _suffer(fault: Fault, note: Note) -> None:
     note("fault", kind=fault.kind, step=fault.step, phase=fault.phase)
     if fault.kind != "cut":  # the link is cut by who reads this
-        os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
 
 
-def _serve(namespace: str | None, pipe: Any) -> None:
+def _serve(namespace: str | None, pipe: Any, only_port: bool) -> None:
+    """The store of the run; or a free port, where a process that trains will open it."""
     if namespace is not None:
         _enter(namespace)
+    if only_port:
+        with socket.create_server(("0.0.0.0", 0)) as free:
+            pipe.send(free.getsockname()[1])
+        return
     store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
     pipe.send(store.port)
     while True:
@@ -233,24 +246,32 @@ def run(
     """Starts the processes, lets the faults happen, restarts who was killed; what they wrote."""
     context = multiprocessing.get_context("fork")
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    store = places[0 if in_member(seed) else -1] if places else None
     here, there = context.Pipe(duplex=False)
-    server = context.Process(target=_serve, args=(places[-1].namespace if places else None, there))
+    server = context.Process(
+        target=_serve, args=(store.namespace if store else None, there, in_member(seed))
+    )
     server.start()
-    port = here.recv()
-    address = places[-1].address if places else "127.0.0.1"
+    meeting = {"MASTER_ADDR": store.address if store else "127.0.0.1"}
+    meeting |= {"MASTER_PORT": str(here.recv())}
+    meeting |= {} if in_member(seed) else {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     with tempfile.TemporaryDirectory() as directory:
         outs = [Path(directory) / f"{rank}.jsonl" for rank in range(nodes)]
+        meeting["DECENTLAM_STORES"] = f"{directory}/stores"
 
         def start(rank: int, its: dict[int, Fault]) -> BaseProcess:
             space = places[rank].namespace if places else None
-            arguments = (rank, nodes, address, port, space, str(outs[rank]), steps, its, options)
+            arguments = (rank, nodes, meeting, space, str(outs[rank]), steps, its, options)
             process = context.Process(target=node, args=arguments)
             process.start()
             return process
 
-        living = [start(r, {f.step: f for f in faults if f.rank == r}) for r in range(nodes)]
+        anyones = {f.step: f for f in faults if f.rank == ANYONE}
+        living = [
+            start(r, anyones | {f.step: f for f in faults if f.rank == r}) for r in range(nodes)
+        ]
         everyone = list(living)
-        began, waiting, seen = time.monotonic(), list[tuple[float, Any]](), set[int]()
+        began, waiting, seen = time.monotonic(), list[tuple[float, Any]](), set[Any]()
         codes: list[int | None] = []
         try:
             while (
@@ -258,13 +279,14 @@ def run(
             ) and time.monotonic() < began + limit:
                 time.sleep(0.1)
                 for event in _events(outs):
-                    if event["event"] == "fault" and event["rank"] not in seen:
-                        seen.add(event["rank"])
-                        waiting += _answer(event, living, places)
+                    if event["event"] == "fault" and event["at"] not in seen:
+                        seen.add(event["at"])
+                        back = STORE_BACK_SECONDS if in_member(seed) else BACK_SECONDS
+                        waiting += _answer(event, living, places, back)
                 for due, act in [w for w in waiting if w[0] < time.monotonic()]:
                     waiting.remove((due, act))
                     if isinstance(act, int):  # a process to start again
-                        living[act] = start(act, {})
+                        living[act] = start(act, anyones)
                         everyone.append(living[act])
                     else:
                         act()
@@ -289,18 +311,18 @@ def run(
 
 
 def _answer(
-    event: dict[str, Any], living: list[BaseProcess], places: list[Host] | None
+    event: dict[str, Any], living: list[BaseProcess], places: list[Host] | None, back: float
 ) -> list[tuple[float, Any]]:
     rank, now = event["rank"], time.monotonic()
-    if event["kind"] == "kill":
+    if event["kind"] in ("kill", "store"):
         return [(now + 0.3, rank)]
     if event["kind"] == "stop":
         pid = living[rank].pid
         assert pid is not None
-        return [(now + BACK_SECONDS, lambda: os.kill(pid, signal.SIGCONT))]
+        return [(now + back, lambda: os.kill(pid, signal.SIGCONT))]
     assert places is not None
     _link(places[rank], "down")
-    return [(now + BACK_SECONDS, lambda: _link(places[rank], "up"))]
+    return [(now + back, lambda: _link(places[rank], "up"))]
 
 
 def _link(host: Host, state: str) -> None:
@@ -327,6 +349,9 @@ def check(result: dict[str, Any], steps: int) -> list[str]:
     }
     wrong = [f"exit codes {result['codes']}"] if any(c != 0 for c in result["codes"]) else []
     wrong += [f"left in /dev/shm: {result['memory']}"] if result["memory"] else []
+    struck = {e["rank"] for e in events if e["event"] == "fault"}
+    late = {e["rank"]: e["why"] for e in events if e["event"] == "late"}  # the others had ended
+    wrong += [f"process {rank} gave up: {late[rank]}" for rank in late.keys() - struck]
     for e in events:
         if e["event"] == "ended" and e["batches"] != steps:
             wrong.append(f"process {e['id']} has {e['batches']} in its buffer, not {steps}")

@@ -1,4 +1,5 @@
-"""benchmarks/chaos.py in a process that has torch already; a process that comes back twice."""
+"""benchmarks/chaos.py in a process that has torch already; processes that come back twice, or are
+too few to go on."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from decentlam.errors import ExchangeError
-from decentlam.membership import generations
+import decentlam
+from decentlam.errors import ExchangeError, MinorityError
+from decentlam.membership import generations, watch
 
 CHAOS = Path(__file__).parents[1] / "benchmarks" / "chaos.py"
 
@@ -47,3 +49,24 @@ def come_back(directory: Path) -> int:
             with contextlib.suppress(ExchangeError):
                 run.renew(0, whole=True, everyone=False)
     return 0
+
+
+def part_of_three(directory: str) -> None:
+    """Processes 0, which has the store, and 1 stop when 2 has met them; that one cannot go on."""
+    decentlam.init(elastic=True)
+    watch.use_limit(1.0)
+    run = generations.current()
+    assert run is not None
+    met = Path(directory) / "met"
+    if run.me == 2:
+        met.touch()
+    while True:
+        time.sleep(0.01)
+        if met.exists() and run.me != 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if run.troubled:
+            try:
+                run.renew(0, whole=True, everyone=False)
+            except MinorityError as error:
+                print(error, flush=True)
+                os._exit(3)

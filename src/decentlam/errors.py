@@ -15,6 +15,10 @@ class RunOverError(ExchangeError):
     """The elastic run that a process wanted to join, or to join again, has ended."""
 
 
+class MinorityError(ExchangeError):
+    """Too few members of an elastic run are left: the others may have gone on without them."""
+
+
 class LaunchError(RuntimeError):
     """A process of a run died, or could not join the others."""
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from decentlam.errors import LaunchError, RunOverError
 from decentlam.exchange.base import exchange_errors
 from decentlam.launch.place import Place, find_place, in_batch_script, meeting_point
-from decentlam.membership import generations, watch
-from decentlam.membership.store import within
+from decentlam.membership import generations, spare, watch
+from decentlam.membership.store import ask, within
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +76,7 @@ def init(
     wait = min(timeout_seconds, join_seconds)
     try:
         if elastic:
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                log.warning("the store is in process 0; the run will not survive its death")
-            store = _store(place, wait)
-            generations.begin(store, place.rank, place.num_processes, timeout_seconds, wait)
+            _enter(place, host, timeout_seconds, wait)
         else:
             _form(backend, place, timeout_seconds, wait)
     except RunOverError:
@@ -104,7 +101,19 @@ def _store(place: Place, wait: float) -> dist.Store:
         store, *_ = next(iter(dist.rendezvous(where, timeout=timedelta(seconds=wait))))
         return store
 
-    return within(wait + _GRACE_SECONDS, rendezvous, "whoever listens there")
+    return within(wait + _GRACE_SECONDS, ask(rendezvous), "whoever listens there")
+
+
+def _enter(place: Place, host: str, timeout_seconds: float, wait: float) -> None:
+    """An elastic run: the one that DECENTLAM_STORES leads to, if its members can be reached."""
+    named = os.environ.get("DECENTLAM_STORES", "")
+    store = spare.find_run(spare.read_addresses(named), wait) or _store(place, wait)
+    in_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    # All end with a launcher on this machine; elsewhere the store may go, and the run goes on.
+    address = None if in_launcher and place.one_host else own_address(host, place.one_host)
+    notes = Path(named) if "/" in named else None
+    size = place.num_processes
+    generations.begin(store, place.rank, size, timeout_seconds, wait, address, notes)
 
 
 def _form(backend: str, place: Place, timeout_seconds: float, wait: float) -> None:
@@ -174,12 +183,18 @@ def choose_interface(host: str, one_host: bool | None) -> None:
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    address = _address_towards(host)
-    if address is not None and ipaddress.ip_address(address).is_loopback and one_host is False:
-        address = _address_towards(_ELSEWHERE)  # the name of process 0's host, on that very host
+    address = own_address(host, one_host)
     name = None if address is None else _interface_of(address)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def own_address(host: str, one_host: bool | None) -> str | None:
+    """This machine's address, as the others reach it."""
+    address = _address_towards(host)
+    if address is not None and ipaddress.ip_address(address).is_loopback and one_host is False:
+        return _address_towards(_ELSEWHERE)  # the name of process 0's host, on that very host
+    return address
 
 
 def _address_towards(host: str) -> str | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from decentlam.launch.place import LOOPBACK
@@ -58,20 +55,7 @@ def launch(
 
 
 def open_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
-    """A rendezvous store that listens at this address only; port 0 is a free one.
+    """A rendezvous store that listens at this address only; port 0 is a free one."""
+    from decentlam.membership import spare
 
-    Left to itself a TCPStore listens on all interfaces, and takes writes from anyone.
-    """
-    from torch.distributed import TCPStore
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=1024) as listening:
-        return TCPStore(
-            host,
-            listening.getsockname()[1],
-            is_master=True,
-            timeout=timedelta(seconds=60),
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=os.dup(listening.fileno()),  # the store closes it
-        )
+    return spare.open_store(host, port)

@@ -1,4 +1,4 @@
-"""`python -m decentlam.launch.store`: the store of an elastic run, on a host that outlives it."""
+"""`python -m decentlam.launch.store`: the store of an elastic run, apart from those who train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"cannot listen at {options.host}:{options.port}: {error}")
     place = f"MASTER_ADDR={options.host} MASTER_PORT={store.port}"
     print(f"{place} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
-    print("start the processes with these; when this one ends, so does the run", file=sys.stderr)
+    print("start the processes with these; Ctrl-C ends the store", file=sys.stderr)
     try:
         signal.pause()
     except KeyboardInterrupt:

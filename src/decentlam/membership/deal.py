@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from decentlam.membership.generations import Change
+from decentlam.membership.record import Change
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,11 @@ class Place:
     step: int
     node: int
     history: tuple[Change, ...]  # of the members up to this step
+
+    def after(self, past: tuple[Change, ...], step: int) -> Place:
+        """The same in a run that began with a checkpoint of this step; `past` was its history."""
+        first, *rest = self.history
+        return Place(self.step, self.node, (*past, Change(step, first.size), *rest))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ ready or lost proposes the next generation; of several proposals the store keeps
     candidate/<k>          newcomers
     beat/<member>          heartbeats
 
-The store must outlive every member: it belongs to the launcher or to torchrun's agent.
+    facts                  what newcomers must have alike
+    joined                 how many have come
+
+Every member has a spare store (see `spare.py`). When the store is gone, each moves to the spare of
+the first member that it can reach, writes down the generation it knows, and agrees there as before.
+So that two parts of a run never go on at once, a generation needs half of the members of the last
+one that was formed, and more than half after a move; who is known to have ended does not count.
 """
 
 from __future__ import annotations
@@ -22,83 +28,73 @@ import json
 import logging
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from decentlam.errors import ExchangeError, RunOverError
-from decentlam.membership import watch
+from decentlam.errors import ExchangeError, MinorityError, RunOverError
+from decentlam.membership import record, spare, watch
+from decentlam.membership.record import Change as Change
+from decentlam.membership.record import Generation, are_enough
+from decentlam.membership.store import StoreCalls, StoreError
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.02  # between two looks whether all are ready
-_PREFIX = "decentlam elastic"
-
-
-@dataclass(frozen=True)
-class Change:
-    """What one generation changed; all of them together say who had which samples."""
-
-    step: int  # the first that the new members take together
-    size: int  # members from then on
-    lost: tuple[int, ...] = ()  # nodes of the generation before that are gone
-    since: int = 0  # the first step from which on their batches are dealt again
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The members in the order of their nodes."""
-
-    number: int
-    members: tuple[int, ...]
-    step: int  # the first that all take together
-    source: int  # whose state is taken
-    takers: tuple[int, ...]  # by whom
-    history: tuple[Change, ...]
-
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def _read(text: bytes) -> Generation:
-    found = json.loads(text)
-    changes = [Change(c["step"], c["size"], tuple(c["lost"]), c["since"]) for c in found["history"]]
-    return Generation(
-        found["number"],
-        tuple(found["members"]),
-        found["step"],
-        found["source"],
-        tuple(found["takers"]),
-        tuple(changes),
-    )
+_MINORITY_LIMITS = 6  # heartbeats for which a part that is too small waits for the others
 
 
 class Membership:
     """This process's place in an elastic run. `enter` comes first."""
 
     def __init__(
-        self, store: dist.Store, rank: int, num_processes: int, timeout: float, wait: float
+        self,
+        store: dist.Store,
+        rank: int,
+        num_processes: int,
+        timeout: float,
+        wait: float,
+        host: str | None = None,
+        notes: Path | None = None,
     ) -> None:
         if not hasattr(store, "clone"):
             raise RuntimeError(f"elastic runs need torch 2.7 or newer, this is {torch.__version__}")
-        self._store = dist.PrefixStore(_PREFIX, store)
+        self._store = dist.PrefixStore(spare.PREFIX, store)
+        self._spare = None if host is None else spare.open_store(host)
+        self._first = store  # others may be in it as long as this process lives
+        self._addresses = [a for a in (spare.address_of(store),) if a is not None]
+        self._moved = False  # since the last generation was formed
+        self._formed: Generation | None = None
+        self._notes = notes  # where newcomers find the stores
+        self.facts: dict[str, str] = {}  # what newcomers must have alike
         self._timeout = timeout
         self._wait = wait  # for the last process to come, at the start
         started = self._store.check(["latest"])
         self.joins = started  # whether it comes into a run that is under way
         self.has_state = not started  # whether its parameters are those of the run
-        self.me = num_processes + self._store.add("joined", 1) - 1 if started else rank
+        self.me = self._new_number() if started else rank
         self._watch = watch.start(self._store, self.me, [self.me], -1)
+        self._watch.moves = self._spare is not None
         self.generation = Generation(-1, (self.me,), 0, self.me, (), ())
         self._past: list[Generation] = []
         self._optimizer: weakref.ref[Any] | None = None  # which changes the generation
         self.changed_at = (0.0, 0.0)  # when the last trouble was noticed, and when it was over
         if not started:
             self._watch.follow(range(num_processes), -1)
+
+    def _new_number(self) -> int:
+        latest = record.read(self._store.get(f"generation/{int(self._store.get('latest'))}"))
+        return latest.numbers + self._store.add("joined", 1) - 1
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the store of the run is in this process, if it is in a member's."""
+        return self._watch.host == self.me
 
     @property
     def troubled(self) -> bool:
@@ -138,33 +134,104 @@ class Membership:
                 return self._form()
             except ExchangeError as error:
                 self.report(str(error))
-                self._renew(0, whole=True, everyone=False)
+                self._renew(0, whole=True, everyone=False)  # who never formed one does not move
 
     def renew(self, step: int, whole: bool, everyone: bool) -> None:
         """The next generation. `whole`: the last step of this process was mixed as it should be;
         `everyone`: it was an average over all, which must be the same on all."""
-        self._renew(step, whole, everyone)
+        failed_at: float | None = None
+        while True:
+            try:
+                if failed_at is not None:
+                    self._move()
+                self._renew(step, whole, everyone)
+                break
+            except (StoreError, MinorityError) as error:
+                if self._spare is None:
+                    raise
+                failed_at = failed_at or time.monotonic()
+                waited = time.monotonic() - failed_at
+                if waited > _MINORITY_LIMITS * self._watch.limit:
+                    text = f"process {self.me} stops after {waited:.0f} s: {error}"
+                    raise MinorityError(text) from error
+                log.warning("%s", error)
         self._form()
 
     def _renew(self, step: int, whole: bool, everyone: bool) -> None:
-        number = self.generation.number + 1
-        self._watch.report(f"process {self.me} is ready for generation {number}")
-        reached = step if self.has_state else None
-        self._agree(number, {"step": reached, "whole": whole, "everyone": everyone})
+        if self._spare is not None and self._watch.store_error is not None:
+            raise self._watch.store_error
+        if self.me in self.generation.members:
+            number = self.generation.number + 1
+            self._watch.report(f"process {self.me} is ready for generation {number}")
+            reached = step if self.has_state else None
+            self._agree(number, {"step": reached, "whole": whole, "everyone": everyone})
         if self.me not in self.generation.members:
             log.warning("process %d was given up by the others; it joins again", self.me)
             self._join()
+
+    def _move(self) -> None:
+        """To the store that the others are in, or will come to, if there is another."""
+        spares = [address for address in self.generation.stores if address]
+        stores = [*(a for a in self._addresses if a not in spares), *spares]
+        found = spare.find(stores, max(self._watch.limit / 2, 3.0))
+        if found is None or (found[1] == self._address and self._watch.store_error is None):
+            time.sleep(self._watch.limit / 4)
+            return
+        _, address, store = found
+        self._moved, self._store = True, dist.PrefixStore(spare.PREFIX, store)
+        self._addresses = [a for a in self._addresses if a != address] + [address]
+        calls = StoreCalls(self._store)
+        calls.call(self._carry, max(self._watch.limit, 5.0))
+        self._watch.use(calls, self.generation.members, self.generation.number)
+        log.warning("process %d goes on with the store at %s", self.me, address)
+
+    def _carry(self, store: Any) -> None:
+        """Writes down what this process knows of the run, and reads what is newer."""
+        known = self.generation
+        store.compare_set(f"generation/{known.number}", "", known.as_json())
+        if self.facts:
+            store.set("facts", json.dumps(self.facts))
+        latest = int(store.get("latest")) if store.check(["latest"]) else -1
+        if latest < known.number:
+            store.set("latest", str(known.number))
+        newest = self._newest(store)
+        if newest > known.number:
+            self.generation = record.read(store.get(f"generation/{newest}"))
+            self._past.append(self.generation)
+
+    def _newest(self, store: Any) -> int:
+        """The number of the generation that was decided last in this store."""
+        number = max(int(store.get("latest")), self.generation.number)
+        while store.check([f"generation/{number + 1}"]):
+            number += 1
+        return number
+
+    @property
+    def _address(self) -> str:
+        return self._addresses[-1] if self._addresses else "?"
+
+    def _check_enough(self, here: Iterable[int], ended: Iterable[int]) -> None:
+        if self._spare is None or self._formed is None:
+            return
+        for generation in (self._formed, self.generation):
+            counted = set(generation.members) - set(ended)
+            found = counted & set(here)
+            if not are_enough(counted, found, self._moved):
+                names = ", ".join(map(str, sorted(counted - found)))
+                raise MinorityError(
+                    f"process {self.me} has met {len(found)} of the {len(counted)} processes of "
+                    f"generation {generation.number}, too few to go on: the others (process "
+                    f"{names}) may be cut off and go on without them"
+                )
 
     def _join(self) -> None:
         """Asks until a generation takes this process in."""
         self.has_state = False
 
         def ask(store: Any) -> tuple[int, Generation]:
-            number = max(int(store.get("latest")), self.generation.number)
-            while store.check([f"generation/{number + 1}"]):
-                number += 1
+            number = self._newest(store)
             store.set(f"candidate/{store.add('candidates', 1)}", str(self.me))
-            return number, _read(store.get(f"generation/{number}"))
+            return number, record.read(store.get(f"generation/{number}"))
 
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
@@ -179,7 +246,8 @@ class Membership:
         raise ExchangeError(f"process {self.me} was not let in within {self._timeout:g} s")
 
     def _ready(self, number: int, facts: dict[str, Any]) -> None:
-        text = json.dumps(facts)
+        address = "" if self._spare is None else spare.address_of(self._spare)
+        text = json.dumps({**facts, "store": address, "ended": self._watch.ended})
         self._call(lambda store: store.set(f"ready/{number}/{self.me}", text))
 
     def _agree(self, number: int, facts: dict[str, Any]) -> None:
@@ -197,11 +265,16 @@ class Membership:
             if number == 0 and self._watch.lost:
                 gone = ", ".join(map(self._watch.name, self._watch.lost))
                 raise ExchangeError(f"{gone} died or stopped before the run began")
-            if not missing and any(each["step"] is not None for each in ready.values()):
+            going_on = [m for m in ready if ready[m]["step"] is not None]
+            if not missing and going_on and self.me in members:
+                ended = {m for each in ready.values() for m in each["ended"]} | set(
+                    self._watch.ended
+                )
+                self._check_enough(going_on, ended)
                 proposal = self._propose(number, ready)
                 self._call(partial(self._decide, proposal))
                 continue
-            if not missing:
+            if not missing and not set(going_on) - set(self._watch.lost):
                 raise RunOverError(
                     f"process {self.me}: the run is over, nobody is left whose state it could take"
                 )
@@ -215,7 +288,7 @@ class Membership:
         self, store: Any, number: int, members: list[int]
     ) -> tuple[Generation | None, dict[int, dict[str, Any]]]:
         if store.check([f"generation/{number}"]):
-            return _read(store.get(f"generation/{number}")), {}
+            return record.read(store.get(f"generation/{number}")), {}
         count = store.add("candidates", 0)
         asked = [f"candidate/{k}" for k in range(1, count + 1)]
         newcomers = [
@@ -245,7 +318,9 @@ class Membership:
         since = max(0, min(r["step"] for r in going_on.values()) - 1)
         change = Change(step, len(members), tuple(lost), since)
         history = (*before.history, change) if number > 0 else (change,)
-        return Generation(number, members, step, source, tuple(takers), history)
+        stores = tuple(ready[m]["store"] for m in members)
+        numbers = max(before.numbers, members[-1] + 1)
+        return Generation(number, members, step, source, tuple(takers), history, stores, numbers)
 
     def _decide(self, proposal: Generation, store: Any) -> None:
         kept = store.compare_set(f"generation/{proposal.number}", "", proposal.as_json())
@@ -287,7 +362,19 @@ class Membership:
             ) from error
         watch.watches_default_group(self._watch)
         self.changed_at = (noticed, time.monotonic())
+        self._formed, self._moved = generation, False
+        hosts = dict(zip(generation.stores, generation.members, strict=True))
+        self._watch.host = hosts.get(self._address, 0)
+        if self._notes is not None and self.me == generation.members[0]:
+            self._note(self._notes)
         log.info("generation %d: processes %s", generation.number, generation.members)
+
+    def _note(self, path: Path) -> None:
+        try:
+            known = [*self._addresses[-1:], *filter(None, self.generation.stores)]
+            spare.write_addresses(path, dict.fromkeys(known))
+        except OSError as error:
+            log.warning("newcomers will not find the stores of the run in %s: %s", path, error)
 
     # What newcomers must know ---------------------------------------------------------------------
 
@@ -308,11 +395,18 @@ _current: Membership | None = None
 
 
 def begin(
-    store: dist.Store, rank: int, num_processes: int, timeout: float, wait: float
+    store: dist.Store,
+    rank: int,
+    num_processes: int,
+    timeout: float,
+    wait: float,
+    host: str | None = None,
+    notes: Path | None = None,
 ) -> Membership:
-    """Enters an elastic run, a new one or one that is under way."""
+    """Enters an elastic run, a new one or one that is under way. Where there is a `host`, a spare
+    store listens at this address; in `notes` newcomers find all of them."""
     global _current
-    _current = Membership(store, rank, num_processes, timeout, wait)
+    _current = Membership(store, rank, num_processes, timeout, wait, host, notes)
     _current.enter()
     return _current
 

@@ -21,15 +21,32 @@ T = TypeVar("T")
 Request = tuple[Callable[[Any], Any], "Future[Any]"]
 
 
-class StoreGoneError(ExchangeError):
+class StoreError(ExchangeError):
+    """The store does not answer."""
+
+
+class StoreGoneError(StoreError):
     """The process of the store has ended, or closed the connection."""
 
 
-def within(seconds: float, work: Callable[[], T], who: str) -> T:
-    """What work() returns, or an error after this many seconds; a thread is then left behind."""
+def ask(work: Callable[[], T]) -> Future[T]:
+    """What work() will have returned, in a thread that is left behind if it never does."""
     future: Future[T] = Future()
     threading.Thread(target=_answer, args=(work, future), daemon=True).start()
-    return _result(future, seconds, who)
+    return future
+
+
+def within(seconds: float, answer: Future[T], who: str) -> T:
+    """The answer, or an error after this many seconds."""
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        if answer.done():
+            raise  # of the work itself
+        raise StoreError(
+            f"{who} did not answer within {seconds:g} s: its process is gone or stopped, or the "
+            "link is down"
+        ) from error
 
 
 class StoreCalls:
@@ -38,7 +55,7 @@ class StoreCalls:
     def __init__(self, store: dist.Store) -> None:
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         threading.Thread(
-            target=_serve, args=(store.clone(), self._requests), name="decentlam store", daemon=True
+            target=_serve, args=(store, self._requests), name="decentlam store", daemon=True
         ).start()
 
     def call(self, request: Callable[[Any], T], seconds: float) -> T:
@@ -46,7 +63,7 @@ class StoreCalls:
         future: Future[T] = Future()
         self._requests.put((request, future))
         try:
-            return _result(future, seconds, "the rendezvous store")
+            return within(seconds, future, "the rendezvous store")
         except ExchangeError:
             raise
         except RuntimeError as error:
@@ -58,9 +75,16 @@ class StoreCalls:
 
 
 def _serve(store: dist.Store, requests: SimpleQueue[Request | None]) -> None:
+    own: dist.Store | None = None
+
+    def answer(request: Callable[[Any], T]) -> T:
+        nonlocal own
+        own = own or store.clone()  # may fail like any request
+        return request(own)
+
     while (item := requests.get()) is not None:
         request, future = item
-        _answer(partial(request, store), future)
+        _answer(partial(answer, request), future)
 
 
 def _answer(work: Callable[[], T], future: Future[T]) -> None:
@@ -68,15 +92,3 @@ def _answer(work: Callable[[], T], future: Future[T]) -> None:
         future.set_result(work())
     except BaseException as error:
         future.set_exception(error)
-
-
-def _result(future: Future[T], seconds: float, who: str) -> T:
-    try:
-        return future.result(seconds)
-    except TimeoutError as error:
-        if future.done():
-            raise  # of the work itself
-        raise ExchangeError(
-            f"{who} did not answer within {seconds:g} s: its process is gone or stopped, or the "
-            "link is down"
-        ) from error

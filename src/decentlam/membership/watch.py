@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
-from decentlam.membership.store import StoreCalls, StoreGoneError
+from decentlam.membership.store import StoreCalls, StoreError, StoreGoneError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _STORE_LIMITS = 2  # the store, which many ask, may take this many times the lim
 _BUSY_LIMITS = 6  # and so may a process that can be seen to run, on the same machine
 _LONGEST_BEAT = 1.0
 _GONE = 2  # answers in a row without which the store counts as gone
-_READ_BEATS = 2.5  # that process 0 stays for the others to read that it leaves
+_READ_BEATS = 2.5  # that the process of the store stays for the others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
 _TAG = (1 << 13) - 1  # of a message that nobody sends
 
@@ -91,6 +91,10 @@ class Watch:
         self._count = 0
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self._seen: dict[int, _Seen] = {}
+        self._heard: set[int] = set()  # who has beaten in this store
+        self.host = 0  # whose process the store is in, perhaps
+        self.moves = False  # whether the store may be exchanged for another
+        self.store_error: StoreError | None = None  # why the store is of no use any more
         self._lost: dict[int, str] = {}
         self._concerned: set[int] = set()  # whose loss matters here; empty: everyone's
         self._lock = threading.Lock()
@@ -112,6 +116,18 @@ class Watch:
             now = time.monotonic()
             for seen in list(self._seen.values()):
                 seen.since = now
+
+    def use(self, calls: StoreCalls, members: Sequence[int], generation: int) -> None:
+        """Goes on in another store. Members that do not come there in time are lost."""
+        self.calls.close()
+        self.follow(members, generation)
+        with self._lock:
+            self.calls, self._heard = calls, set()
+            unknown = [m for m in members if m != self.me and m not in self._seen]
+            self._lost = dict.fromkeys(unknown, "it was never heard")
+            self.store_error = None
+        calls.call(self._beat, max(self.limit, 5.0))
+        self._wake_up()
 
     def concern(self, ranks: Sequence[int] | None) -> None:
         """Whom this process trains with; None is everyone. Others may be lost without a word, and
@@ -142,7 +158,12 @@ class Watch:
     @property
     def left(self) -> list[int]:
         """Members that have ended in order."""
-        return [m for m in self.lost if self._seen[m].beat["left"]]
+        return [m for m in self.lost if m in self._seen and self._seen[m].beat["left"]]
+
+    @property
+    def ended(self) -> list[int]:
+        """Processes that are known to be over, and not only silent."""
+        return [m for m, seen in list(self._seen.items()) if seen.ended or seen.beat["left"]]
 
     def report(self, text: str, lost: Sequence[int] = ()) -> None:
         """Tells all members that this generation cannot go on; the first report counts."""
@@ -190,10 +211,10 @@ class Watch:
             self._wake_up()
 
     def _let_others_read(self) -> None:
-        """The store may end with process 0; before, all should know that it left in order."""
+        """The store may end with this process; before, all should know that it left in order."""
         first: dict[int, int] = {}
         deadline = time.monotonic() + _READ_BEATS * self._interval
-        while self.me == 0 and time.monotonic() < deadline:
+        while self.me == self.host and time.monotonic() < deadline:
             others = [m for m in list(self._seen) if m not in self._lost]
             beats = self.calls.call(partial(_beats, members=others), 1.0)
             behind = [
@@ -219,16 +240,21 @@ class Watch:
 
     def _run(self) -> None:
         last, gone = time.monotonic(), 0
-        while not self._stopped and gone < _GONE:
+        while not self._stopped and (gone < _GONE or self.moves):
+            with self._lock:
+                calls, heard = self.calls, self._heard
             try:
-                last, gone = self._look_round(last), 0
+                last, gone = self._look_round(last, calls, heard), 0
             except StoreGoneError as error:
                 gone += 1
-                if gone == _GONE and 0 not in self.left:  # else it took the store along, in order
+                if calls is self.calls and gone >= _GONE and self.host not in self.left:
+                    self.store_error = error  # its process did not end in order
                     self._stop_waiting(Trouble(f"{error}. Perhaps its process has died"))
                 time.sleep(self._interval / 2)
-            except ExchangeError as error:
-                self._stop_waiting(Trouble(f"{error}. Perhaps this process itself was cut off"))
+            except StoreError as error:
+                if calls is self.calls:
+                    self.store_error = error
+                    self._stop_waiting(Trouble(f"{error}. Perhaps this process itself was cut off"))
                 time.sleep(self._interval)
             except Exception:  # whatever it is, the others must go on hearing this process
                 log.exception("the heartbeat could not look at the others")
@@ -240,10 +266,12 @@ class Watch:
         for seen in self._seen.values():
             seen.end()
 
-    def _look_round(self, last: float) -> float:
+    def _look_round(self, last: float, calls: StoreCalls, heard: set[int]) -> float:
         """Beats, judges the others, sleeps; when it was."""
-        reading = self.calls.call(self._exchange, _STORE_LIMITS * self.limit)
+        reading = calls.call(partial(self._exchange, heard), _STORE_LIMITS * self.limit)
         now = time.monotonic()
+        if calls is self.calls:
+            self.store_error = None
         self._judge(*reading, now, stalled=now - last > self.limit / 2)
         self._sleep()
         return now
@@ -267,15 +295,19 @@ class Watch:
             f"beat/{self.me}", json.dumps({**self._facts, "count": self._count, "left": left})
         )
 
-    def _exchange(self, store: Any) -> tuple[int, dict[int, dict[str, Any]], Trouble | None]:
+    def _exchange(
+        self, heard: set[int], store: Any
+    ) -> tuple[int, dict[int, dict[str, Any]], Trouble | None]:
         """Beats, and reads the beats of the others and what troubles the generation."""
         with self._lock:
             generation, others = self.generation, [m for m in self.members if m != self.me]
         self._beat(store)
-        there = [m for m in others if m in self._seen or store.check([f"beat/{m}"])]
+        there = [m for m in others if m in heard or store.check([f"beat/{m}"])]
         key = f"trouble/{generation}"
         trouble = _trouble(store.get(key)) if store.check([key]) else None
-        return generation, _beats(store, there), trouble
+        beats = _beats(store, there)
+        heard.update(beats)
+        return generation, beats, trouble
 
     def _judge(
         self,
@@ -288,9 +320,16 @@ class Watch:
         for member, beat in beats.items():
             seen = self._seen.get(member)
             if seen is None:
-                seen = self._seen[member] = self._look(beat, now)
-            if beat != seen.beat or stalled:  # while this process was stopped it heard nothing
+                self._seen[member] = self._look(beat, now)
+            elif beat != seen.beat:
                 seen.beat, seen.since = beat, now
+            else:
+                continue
+            self._lost.pop(member, None)
+        for member in [m for m in self.members if m in self._seen]:
+            seen = self._seen[member]
+            if stalled:  # while this process was stopped it heard nothing
+                seen.since = now
                 self._lost.pop(member, None)
             how = self._how_lost(seen, now)
             if how is not None:

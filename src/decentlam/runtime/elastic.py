@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Reach
-from decentlam.errors import ExchangeError, LaunchError, RunOverError
+from decentlam.errors import ExchangeError, LaunchError, MinorityError, RunOverError
 from decentlam.exchange.base import forget_unfinished
 from decentlam.membership import generations
 from decentlam.membership.generations import Membership
@@ -44,6 +44,7 @@ def membership() -> Membership:
 def check_same_run(run: Membership, facts: Mapping[str, object]) -> None:
     """A newcomer is refused before it can disturb anybody."""
     mine = {key: repr(value) for key, value in facts.items() if _static(key)}
+    run.facts = mine
     if not run.joins:
         if run.generation.members[0] == run.me:
             run.publish("facts", mine)
@@ -92,7 +93,7 @@ def renew(
             run.renew(step, not alone, everyone)
             forget_unfinished()
             settle()
-        except RunOverError:
+        except (RunOverError, MinorityError):
             raise
         except ExchangeError as error:
             log.warning("%s", error)

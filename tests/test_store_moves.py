@@ -1,0 +1,120 @@
+"""elastic=True: the process of the store may die, too; and no two parts of a run ever go on."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from pathlib import Path
+
+import launching
+import pytest
+import runs_elastic
+import torch.distributed as dist
+
+from decentlam.launch.processes import variables
+from decentlam.membership import spare
+from decentlam.membership.record import are_enough
+
+# Seeds of chaos.py in which process 0 has the store: it is killed, or two that have it one after
+# the other, or it is stopped for so long that the others move, and then goes on.
+KILLED, TWICE, STOPPED = ("1", "1"), ("13", "2"), ("43", "1")
+
+
+def chaos(directory: Path, seed: str, faults: str, *more: str) -> None:
+    size = ("--nodes", "4", "--steps", "140", "--loopback", "--seed", seed, "--faults", faults)
+    process = launching.fork(runs_elastic.chaos, directory / "out", *size, *more)
+    process.join(270)
+    process.kill()
+    assert process.exitcode == 0, (directory / "out").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_run_survives_the_process_of_the_store(tmp_path: Path) -> None:
+    """All others go on and compute what the simulator does, and it comes back as another."""
+    chaos(tmp_path, *KILLED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("seed", "faults"), [TWICE, STOPPED])
+def test_a_run_survives_whatever_happens_to_the_store(
+    seed: str, faults: str, tmp_path: Path
+) -> None:
+    chaos(tmp_path, seed, faults)
+
+
+@pytest.mark.timeout(120)
+def test_who_is_cut_off_from_most_others_stops_with_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        launching.fork(
+            runs_elastic.part_of_three,
+            tmp_path / f"{rank}",
+            str(tmp_path),
+            **variables(rank, 3, local=True),
+            **meeting,
+        )
+        for rank in range(3)
+    ]
+    processes[2].join(100)
+    for process in processes:
+        process.kill()
+        process.join()
+    said = (tmp_path / "2").read_text()
+    assert processes[2].exitcode == 3, said
+    assert "process 2 stops after" in said
+    assert "too few to go on: the others (process 0, 1) may be cut off" in said
+
+
+def test_never_are_two_parts_of_the_members_enough() -> None:
+    """Whoever knows that some have ended does not count them, and others may not know."""
+    for size in range(1, 6):
+        members = set(range(size))
+        for sides in itertools.product(("stay", "move", "elsewhere", "ended"), repeat=size):
+            part = {side: {m for m in members if sides[m] == side} for side in set(sides)}
+            stay, move = part.get("stay", set()), part.get("move", set())
+            gone = sorted(part.get("ended", ()))
+            for known in itertools.product((False, True), repeat=2 * len(gone)):
+                mine = members - {m for m, k in zip(gone, known, strict=False) if k}
+                theirs = members - {m for m, k in zip(gone, known[len(gone) :], strict=True) if k}
+                both = are_enough(mine, stay, False) and are_enough(theirs, move, True)
+                assert not (both and stay and move)
+
+
+def in_use(generation: int) -> dist.TCPStore:
+    store = spare.open_store("127.0.0.1")
+    dist.PrefixStore(spare.PREFIX, store).set("latest", str(generation))
+    return store
+
+
+def address(store: dist.Store) -> str:
+    found = spare.address_of(store)
+    assert found is not None
+    return found
+
+
+def test_the_run_is_in_the_store_with_the_latest_generation() -> None:
+    unused, before, now = spare.open_store("127.0.0.1"), in_use(3), in_use(5)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    places = [nobody, "no such host:1", address(unused), address(before), address(now)]
+    found = spare.find(places, 20.0)
+    assert found is not None and found[:2] == (5, address(now))
+    found = spare.find([nobody, address(unused)], 20.0)
+    assert found is not None and found[:2] == (-1, address(unused))
+    assert spare.find([nobody], 20.0) is None
+    assert spare.find_run([nobody], 20.0) is None
+    run = spare.find_run([address(unused), address(before)], 20.0)
+    assert run is not None and address(run) == address(before)
+
+
+def test_stores_are_named_in_the_variable_or_in_a_file(tmp_path: Path) -> None:
+    assert spare.read_addresses("") == []
+    assert spare.read_addresses("a:1, b:2") == ["a:1", "b:2"]
+    file = tmp_path / "stores"
+    assert spare.read_addresses(str(file)) == []
+    spare.write_addresses(file, ["a:1", "::1:2"])
+    assert spare.read_addresses(str(file)) == ["a:1", "::1:2"]
+    assert list(tmp_path.iterdir()) == [file]
