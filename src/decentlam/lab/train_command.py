@@ -137,6 +137,7 @@ def train(
     after a step and keeps a checkpoint; a second one stops at once.
     """
     changes = changes_of(locals())
+    processes = changes.pop("nodes", None) if elastic and resume else None  # may be others now
     from decentlam.lab.train import Stop
     from decentlam.lab.train import train as run
     from decentlam.launch.group import init
@@ -149,12 +150,15 @@ def train(
     chosen, directory, simulate = _of_process_0(
         lambda: _plan(recipe, changes, out, resume, simulate, launched=place is not None)
     )
-    again = f"decentlam train --resume --out {directory}"
+    again = f"decentlam train {'--elastic ' if elastic else ''}--resume --out {directory}"
     stop = Stop(launched=place is not None, notify=_announce if first and not quiet else None)
     with stop.listening():
         if elastic:
-            other = simulate or resume or place is not None
-            summary = _elastic(chosen, directory, other, quiet, stop)
+            if simulate or place is not None:
+                raise ValueError(
+                    "--elastic starts processes of its own; leave out --simulate, and torchrun"
+                )
+            summary = _elastic(chosen, directory, resume, processes, quiet, stop)
         else:
             summary = run(
                 chosen, directory, simulate, resume, workers=workers, quiet=quiet, stop=stop
@@ -164,20 +168,24 @@ def train(
     raise typer.Exit(EXIT_CODES[summary.status])
 
 
-def _elastic(recipe: Recipe, directory: Path, other: bool, quiet: bool, stop: Stop) -> Summary:
+def _elastic(
+    recipe: Recipe, directory: Path, resume: bool, processes: int | None, quiet: bool, stop: Stop
+) -> Summary:
     from decentlam.lab.train.elastic import train_elastic
-
-    if other:
-        raise ValueError(
-            "--elastic starts processes of its own, from the beginning; leave out --simulate and "
-            "--resume, and torchrun"
-        )
 
     def note(text: str) -> None:
         if not quiet:
             typer.echo(f"decentlam: {text}", err=True)
 
-    return train_elastic(recipe, directory, quiet=quiet, note=note, stopped=lambda: stop.requested)
+    return train_elastic(
+        recipe,
+        directory,
+        resume=resume,
+        processes=processes,
+        quiet=quiet,
+        note=note,
+        stopped=lambda: stop.requested,
+    )
 
 
 def changes_of(options: Mapping[str, Any]) -> dict[str, Any]:

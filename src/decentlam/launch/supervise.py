@@ -109,6 +109,8 @@ def supervise(
             raise RuntimeError("no process came to the end of the run")
         return results
     finally:
+        for pipe in running:
+            pipe.close()  # whoever is still there ends
         stop(started)
 
 

@@ -1,7 +1,7 @@
 """`decentlam train --elastic`: a run that goes on when its processes die, and takes in new ones.
 
-Samples are dealt to whoever is there. There is no checkpoint: the state lives in the processes, and
-a new one takes it from another.
+Samples are dealt to whoever is there. A new process takes its state from another; checkpoints are
+for the day that all are gone, and hold how samples were dealt.
 """
 
 from __future__ import annotations
@@ -18,20 +18,42 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from decentlam.errors import ExchangeError, NonFiniteError
+from decentlam.checkpoint import directory as saves
+from decentlam.checkpoint import load_checkpoint, save_checkpoint
+from decentlam.errors import CheckpointError, ExchangeError, NonFiniteError
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train import display, records
-from decentlam.lab.train.engine import Engine
+from decentlam.lab.train.engine import KEEP, Engine
 from decentlam.lab.train.here import Summary
 from decentlam.lab.train.numerics import Numerics, device_here
 from decentlam.lab.train.tasks import Task, make_task
 from decentlam.lab.train.tasks.base import record
 from decentlam.launch.supervise import supervise
-from decentlam.membership.deal import Deal
+from decentlam.membership import generations
+from decentlam.membership.deal import Deal, Place
+from decentlam.membership.generations import Change
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Dealt:
+    """How samples were dealt until a checkpoint that the run began with, and are since."""
+
+    past: tuple[Change, ...] = ()
+    step: int = 0
+    optimizer: DecentralizedOptimizer | None = None
+
+    @property
+    def place(self) -> Place:
+        assert self.optimizer is not None
+        here = self.optimizer.place
+        return here.after(self.past, self.step) if self.past else here
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [(c.step, c.size, c.lost, c.since) for c in self.place.history]}
 
 
 def train_elastic(
@@ -41,22 +63,45 @@ def train_elastic(
     quiet: bool,
     note: Callable[[str], None],
     stopped: Callable[[], bool],
+    resume: bool = False,
+    processes: int | None = None,
 ) -> Summary:
-    """Trains in new processes of this machine and starts those again that die."""
+    """Trains in new processes of this machine, as many as the recipe has nodes or as `processes`
+    says, and starts those again that die."""
     if recipe.shards != "iid":
         raise ValueError(
             f"--elastic deals samples to whoever is there, so shards must be iid; got "
             f"{recipe.shards!r}. Pass --shards iid"
         )
-    records.check(directory, recipe, simulated=False, resume=False)
-    found = supervise(_node, recipe.nodes, (recipe, directory, quiet), note=note, stopped=stopped)
+    if processes is not None and processes < 1:
+        raise ValueError(f"nodes must be 1 or more, got {processes}")
+    with records.claimed(directory, recipe, simulated=False, resume=resume):
+        dealt = _read(directory / records.CHECKPOINT) if resume else Dealt()
+        work = (recipe, directory, quiet, dealt)
+        found = supervise(_node, processes or recipe.nodes, work, note=note, stopped=stopped)
     written = [s for s in found if s.evaluation is not None] or found
     if written:
         return cast(Summary, written[0])
     return Summary("interrupted", str(directory), 0, 0, 0.0, None)
 
 
-def _node(recipe: Recipe, directory: Path, quiet: bool) -> Summary:
+def _read(path: Path) -> Dealt:
+    """How the samples of the saved run were dealt; from the beginning, if it saved nothing."""
+    place = saves.find(saves.local(path))
+    if place is None:
+        return Dealt()
+    meta, content = saves.read(place, 0)
+    try:
+        history = content["others"]["dealt"]["history"]
+        past = tuple(Change(step, size, tuple(lost), since) for step, size, lost, since in history)
+    except (LookupError, TypeError, ValueError):
+        raise CheckpointError(
+            f"the run in {path.parent} was not started with --elastic; resume it without"
+        ) from None
+    return Dealt(past, meta["step"])
+
+
+def _node(recipe: Recipe, directory: Path, quiet: bool, dealt: Dealt) -> Summary:
     numerics = Numerics(recipe.precision, device_here("gloo"))
     task = make_task(recipe, numerics)
     deal = Deal(len(task.labels), recipe.batch_per_node, recipe.seed)
@@ -74,13 +119,18 @@ def _node(recipe: Recipe, directory: Path, quiet: bool) -> Summary:
         elastic=True,
         model=model,
     )
-    torch.manual_seed(recipe.seed + optimizer.members[optimizer.network.node])
+    run, checkpoint = generations.current(), directory / records.CHECKPOINT
+    assert run is not None
+    torch.manual_seed(recipe.seed + run.me)
+    dealt.optimizer = optimizer
+    if dealt.past and not run.joins:
+        load_checkpoint(checkpoint, model=model, optimizer=optimizer, dealt=None)
     begun = time.perf_counter()
     with _Writer(recipe, directory, quiet, steps, per_epoch, optimizer) as writer:
         while (step := optimizer.runtime.index) < steps:
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * factor(step)
-            place = optimizer.place
+            place = dealt.place
             generator = torch.Generator().manual_seed(deal.position(place))
             batch = task.train_batch(deal.indices(place), generator)
             loss = _step(task, model, optimizer, batch, recipe.micro_batch)
@@ -89,11 +139,15 @@ def _node(recipe: Recipe, directory: Path, quiet: bool) -> Summary:
                 lr = optimizer.param_groups[0]["lr"]
                 nodes = optimizer.network.num_nodes
                 writer.write("step", done, epoch=done / per_epoch, lr=lr, loss=loss, nodes=nodes)
-            if done % every == 0 or done == steps:
+            together = done >= optimizer.runtime.alone_until  # else this node is behind
+            if (done % every == 0 or done == steps) and together:
                 with contextlib.suppress(ExchangeError):  # the next step sees to it
                     numbers = _evaluate(task, model, optimizer)
                     if numbers is not None:
                         writer.write("evaluation", done, epoch=done / per_epoch, **numbers)
+                    save_checkpoint(
+                        checkpoint, model=model, optimizer=optimizer, dealt=dealt, keep=KEEP
+                    )
         seconds = time.perf_counter() - begun
         writer.write("end", steps, status="finished", seconds=seconds)
         evaluation = writer.last_evaluation
@@ -119,9 +173,7 @@ def _step(
 
 
 def _evaluate(task: Task, model: nn.Module, optimizer: DecentralizedOptimizer) -> Any:
-    """Node 0 scores the averaged model and its own; nobody does on a node that is behind."""
-    if optimizer.runtime.index < optimizer.runtime.alone_until:
-        return None
+    """Node 0 scores the averaged model and its own."""
     with optimizer.averaged(model):
         average = copy.deepcopy(model)
     distance = optimizer.consensus_distance()
@@ -173,6 +225,7 @@ class _Writer:
         sizes = [p.numel() for g in self._optimizer.param_groups for p in g["params"]]
         size = cast(Engine, _Size(sum(sizes)))
         info = records.describe(self._recipe, size, False, self._per_epoch, self._directory)
+        info["command"] += " --elastic"
         first = 0 if not (self._directory / records.RUN).exists() else done
         self._files = records.Records(self._directory, info, first)
         title = f"{self._recipe.method} on {self._recipe.data}"
