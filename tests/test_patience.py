@@ -44,7 +44,7 @@ for name, options in {
     "very patient": {"patience_seconds": ALWAYS},
 }.items():
     for method in ("decentlam", "gt-dmsgd"):
-        add(f"{name} {method}", runs_patience.twelve_steps, method, **options)
+        add(f"{name} {method}", runs_patience.twelve_steps, method, stable="ignore", **options)
     four.add(f"{name} and grows", runs_patience.grow, options=options)
 # Who is stopped gives no sign of life, either.
 add("stopped", runs_patience.stopped, heartbeat_seconds=ALWAYS, **PATIENCE)
@@ -174,3 +174,20 @@ def test_one_node_alone_needs_no_patience():
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert optimizer.statistics.left_out == ()
+
+
+def test_what_does_not_stand_edges_that_come_and_go_runs_in_its_steady_form_or_not_at_all():
+    from decentlam.runtime.build import stable_form
+
+    net = decentlam.topology.ring(4)
+
+    def runs_as(method, stable):
+        options = decentlam.options.Options(patience_seconds=1.0, stable=stable)
+        return type(stable_form(decentlam.ALGORITHMS[method](), net, options)[0]).__name__
+
+    assert runs_as("decentlam", "auto") == "SteadyDecentLaM"
+    assert runs_as("decentlam", "ignore") == "DecentLaM"
+    assert runs_as("dmsgd", "auto") == "DmSGD"
+    assert runs_as("d2-dmsgd", "ignore") == "D2DmSGD"
+    with pytest.raises(ValueError, match=r"patience_seconds.*D2DmSGD.*diverges"):
+        runs_as("d2-dmsgd", "refuse")
