@@ -12,6 +12,7 @@ from runs import HANG_SECONDS
 from runs_steps import message_of, quadratic_loss, start, train
 
 import decentlam
+from decentlam.checkpoint import save_checkpoint
 from decentlam.exchange.network import connect
 from decentlam.membership import watch
 
@@ -97,3 +98,23 @@ def with_victim(
         if how == "freezes":
             os.kill(int(store.get("pid")), signal.SIGKILL)
     return error, seconds
+
+
+def in_collective(kind: str, directory: str) -> str:
+    """Process 2 dies when the others have begun to do something together: their error."""
+    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
+    train(optimizer, model, node, range(2))
+
+    def average() -> None:
+        with optimizer.averaged(model):
+            pass
+
+    works = {
+        "averaged": average,
+        "merge": optimizer.merge,
+        "consensus_distance": optimizer.consensus_distance,
+        "checkpoint": lambda: save_checkpoint(directory, model=model, optimizer=optimizer),
+    }
+    if node == VICTIM:
+        os._exit(7)
+    return message_of(works[kind])
