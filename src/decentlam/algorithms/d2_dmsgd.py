@@ -22,7 +22,6 @@ class D2DmSGD(Algorithm):
     beta: float = 0.9
     nesterov: bool = False
     buffers = ("m", "c")  # c = x - p, what the last averaging moved
-    bears_change = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)

@@ -183,28 +183,16 @@ def stable_form(
 ) -> tuple[Algorithm, Topology]:
     """What will run: the method, or a form of it that is stable on these weights."""
     check_compatible(method, topology)
+    patient = options.patience_seconds is not None and topology.num_nodes > 1
     asked = method
-    if options.patience_seconds is not None and topology.num_nodes > 1:
-        asked = _patient_form(method, options.stable)
+    if patient and options.stable == "auto" and not method.bears_change:
+        asked = method.steady()[0]
     algorithm, topology, note = choose(asked, topology, options.stable)
     if asked is not method:
         note = note or f"edges that patience_seconds leaves out come and go; {asked!r} runs instead"
     if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         log.warning("%s", note)
     return algorithm, topology
-
-
-def _patient_form(method: Algorithm, stable: str) -> Algorithm:
-    """Of a method that does not stand weights that change, the form that does."""
-    if method.bears_change or stable == "ignore":
-        return method
-    forms = method.steady()
-    if not forms:
-        raise ValueError(
-            f"edges that patience_seconds leaves out come and go, and {method!r} diverges on "
-            "weights that change; use DecentLaM or DmSGD, or leave it out"
-        )
-    return forms[0] if stable == "auto" else method
 
 
 def can_share(
