@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 
@@ -293,6 +294,24 @@ def test_the_largest_step_of_dmsgd_is_a_closed_form(topology: Topology, beta: fl
         if abs(w) > 1e-9
     ]
     assert largest_step("dmsgd", topology, beta) == pytest.approx(min(limits), rel=1e-5)
+
+
+def test_the_largest_step_is_below_a_window_that_diverges() -> None:
+    """On weights that repeat, DmSGD may converge again beyond lr that do not: here from 1.6 to 2.1.
+
+    With equal curvatures every mode of the hypercube sees, step by step, w = 0 or w = 1.
+    """
+
+    def radius(lr: float, ws: tuple[int, ...]) -> float:
+        steps = [np.array([[w * (1 - lr), -w * lr * 0.9], [1, 0.9]]) for w in ws]
+        return max(abs(np.linalg.eigvals(steps[2] @ steps[1] @ steps[0])))
+
+    modes = list(itertools.product((0, 1), repeat=3))
+    rates = np.arange(0.5, 2.0, 0.001)
+    diverges = [max(radius(lr, ws) for ws in modes) > 1 + 1e-9 for lr in rates]
+    found = largest_step("dmsgd", one_peer_hypercube(8), 0.9)
+    assert found == pytest.approx(rates[diverges.index(True)], abs=0.001)
+    assert not diverges[-1] and growth("dmsgd", one_peer_hypercube(8), 0.9, lr=2, curvature=1) < 1
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9, 0.99])

@@ -137,9 +137,11 @@ def largest_step(
     seed: int = 0,
     **hyper: Any,
 ) -> float:
-    """The lr from which on `growth` with this curvature is above 1: of h = 1, the largest lr h.
+    """The least lr at which `growth` with this curvature is above 1: of h = 1, the largest lr h.
 
-    0 where every lr diverges. The arguments are those of `growth`.
+    Beyond it there may be an lr that converges again: momentum on weights that repeat can have a
+    window that does not, and is found if it is wider than a 16th of what is returned. 0 where every
+    lr diverges. The arguments are those of `growth`.
 
     >>> from decentlam.topology import ring
     >>> round(largest_step("pmsgd", ring(8), momentum=0.9), 4)  # 2 (1 + beta)
@@ -152,7 +154,7 @@ def largest_step(
     if not h.any():
         return math.inf
     # The first of many lr that surely diverges, from far below the usual limits to beyond them,
-    # and the last before it that does not seem to; then again between the two, ever closer.
+    # and the last before it that does not seem to; then again up to there, ever closer.
     tried = np.geomspace(1e-4, 1, 24) * 8 / h.mean()
     rates = _rates(method, network, h[:, None] * tried, seed, 100)
     least = 1 + (1e-9 if rates[0].exact else 1e-3)  # what a sample of this length resolves
@@ -162,7 +164,9 @@ def largest_step(
     calm = [i for i, rate in enumerate(rates[:surely]) if rate.value <= least]
     if not calm:
         return 0.0
-    low, high = tried[calm[-1] : calm[-1] + 2]
+    low, high = tried[calm[-1]], tried[calm[-1] + 1]
+    if rates[0].exact:
+        low = tried[calm[0]]  # in between there may be a window that diverges
     while high - low > (1e-6 if rates[0].exact else 0.03) * high:
         tried = np.linspace(low, high, 17)
         rates = _rates(method, network, h[:, None] * tried[1:], seed, 100)
@@ -259,22 +263,23 @@ def choose(
     cured = _cure(algorithm, topology, rate, stable)
     if cured == (algorithm, topology):
         return algorithm, topology, None
-    problem = (
-        f"{algorithm!r} on {topology!r} multiplies the disagreement between nodes by "
-        f"{rate.value:.3f} at every step"
-    )
     if cured is None or stable == "refuse":
         method, network = cured or (algorithm, topology)
         cures = [repr(method)] if method != algorithm else []
         cures += [repr(network)] if network is not topology else []
         raise ValueError(
-            f"{problem} and would diverge. Try {' on '.join(cures) or 'a smaller lr'}, a static "
-            "topology, less momentum, or DmSGD; stable='auto' cures what it can, stable='ignore' "
-            "runs it as it is."
+            f"{algorithm!r} on {topology!r} multiplies the disagreement between nodes by "
+            f"{rate.value:.3f} at every step and would diverge. Try "
+            f"{' on '.join(cures) or 'a smaller lr'}, a static topology, less momentum, or DmSGD; "
+            "stable='auto' cures what it can, stable='ignore' runs it as it is."
         )
     method, network = cured
     calmer = growth_rate(method, network, batch_steps=_BRIEF).value
-    return method, network, f"{problem}; {method!r} on {network!r} runs instead ({calmer:.3f})"
+    note = (
+        f"nothing to do: {method!r} on {network!r} runs instead of {algorithm!r}, so that a step "
+        f"multiplies the disagreement between nodes by {calmer:.3f}, not by {rate.value:.3f}"
+    )
+    return method, network, note
 
 
 def _cure(
