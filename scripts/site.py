@@ -24,6 +24,9 @@ from decentlam.analysis.stability import growth_rate, relative_bias, response
 from decentlam.lab.draw import draw
 from decentlam.topology import Topology
 
+FETCHED = re.compile(
+    r"<(?:script|img|iframe)[^>]+src=\"https?:[^\"]+|<link[^>]+stylesheet[^>]+https?:"
+)
 ASKED = re.compile(r"<!-- generated: ([\w-]+)(?: ([\w-]+))? -->")
 BETA = 0.9
 STEPS = 64  # over which random networks are averaged
@@ -40,7 +43,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return ASKED.sub(_table, markdown)
+    return ASKED.sub(_table, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """The site is read offline: no page may fetch anything."""
+    if found := FETCHED.search(output):
+        raise PluginError(f"{page.url} fetches something: {found[0]}")
+    return output
 
 
 def _table(asked: re.Match[str]) -> str:
