@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -272,6 +273,39 @@ def by_accelerate(accumulate: int = 1, clip: float | None = None, overlap: str =
     return model, val
 
 
+def accelerate_resumed(out: Path) -> dict[str, Tensor]:
+    """Six steps in one go, and in two, from a checkpoint in the midst of an epoch; with dropout."""
+    from accelerate import Accelerator
+
+    def start() -> dict[str, Any]:
+        model = build_model(dropout=0.2)
+        optimizer = decentlam.DecentLaM(model.parameters(), **options_of("auto"))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: (STEPS - k) / STEPS)
+        loader = decentlam.ResumableLoader(TRAIN, batch_size=BATCH)
+        return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+
+    def go_on(parts: dict[str, Any], steps: int, save_at: int | None = None) -> None:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        optimizer = accelerator.prepare(parts["optimizer"])
+        for number, batch in enumerate(itertools.islice(parts["loader"], 2 * steps), 1):
+            with accelerator.accumulate(parts["optimizer"]):
+                accelerator.backward(parts["model"](**batch).loss)
+                optimizer.step()
+                if accelerator.sync_gradients:
+                    parts["scheduler"].step()
+                optimizer.zero_grad()
+            if number == save_at:
+                decentlam.save_checkpoint(out / "accelerate-last", **parts)
+
+    whole = start()
+    go_on(whole, 6, save_at=6)
+    torch.manual_seed(1234)  # must not matter
+    resumed = start()
+    decentlam.load_checkpoint(out / "accelerate-last", **resumed)
+    go_on(resumed, 3)
+    return {"whole": work.flat(whole["model"]), "resumed": work.flat(resumed["model"])}
+
+
 def main(out: Path, what: str) -> None:
     torch.set_num_threads(1)
     if what == "plain":
@@ -283,7 +317,11 @@ def main(out: Path, what: str) -> None:
         work.save(out, f"trainer-{name}", *by_trainer(out, **options))
     for name, options in CASES.items():
         work.save(out, f"accelerate-{name}", *by_accelerate(**options))
-    results = {"resume": resume(out), "refusals": refusals(out)}
+    results = {
+        "resume": resume(out),
+        "accelerate": accelerate_resumed(out),
+        "refusals": refusals(out),
+    }
     torch.save(results, out / f"results-{dist.get_rank()}.pt")
 
 

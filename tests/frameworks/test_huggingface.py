@@ -34,9 +34,12 @@ def test_equals_the_plain_loop(out: Path, framework: str, case: str) -> None:
     assert_same_run(left(out, f"plain-{case}"), left(out, f"{framework}-{case}"))
 
 
-def test_resumed_training_ends_where_the_whole_one_does_to_the_bit(results: list[Any]) -> None:
+@pytest.mark.parametrize("by", ["resume", "accelerate"])
+def test_resumed_training_ends_where_the_whole_one_does_to_the_bit(
+    results: list[Any], by: str
+) -> None:
     for result in results:
-        assert torch.equal(result["resume"]["whole"], result["resume"]["resumed"])
+        assert torch.equal(result[by]["whole"], result[by]["resumed"])
 
 
 def test_the_saved_model_is_the_average_of_all_nodes(results: list[Any]) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import launched
 import pytest
+import torch
+
+import decentlam
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -22,6 +25,7 @@ SCRIPTS = {
         re.MULTILINE | re.DOTALL,
     )
 }
+PIECES = re.findall(r"^```py\n(.*?)^```$", (DOCS / "lightning.md").read_text(), re.M | re.DOTALL)
 BY_TORCHRUN = {"trainer_train.py", "accelerate_train.py"}
 
 
@@ -56,3 +60,14 @@ def test_the_script_trains(name: str, tmp_path: Path, sockets: str) -> None:
     assert len(shown) == 1, done.stdout[-8000:]
     what, value = shown[0]
     assert float(value) > 0.9 if what == "accuracy" else float(value) < 4.0  # untrained: 5.5
+
+
+def test_the_loader_of_a_module_is_one_that_can_be_resumed() -> None:
+    import lightning
+
+    data = torch.utils.data.TensorDataset(torch.arange(32.0))
+    names = {"lightning": lightning, "decentlam": decentlam, "data": data}
+    (piece,) = PIECES
+    exec(piece, names)
+    loader = names["Model"]().train_dataloader()
+    assert isinstance(loader, decentlam.ResumableLoader) and len(loader) == 2
