@@ -323,7 +323,7 @@ class Round:
         return waited
 
     def _update(self, terms: Terms, plan: Plan) -> None:
-        """The terms are summed piece by piece, in the cache."""
+        """The terms are summed piece by piece, each in the same memory."""
         algorithm, step = plan.algorithm, plan.step
         plain = dataclasses.replace(step, adaptive=False)
         cut = zip(self._pieces, self._cut, self._gradients, strict=True)
