@@ -51,8 +51,9 @@ def come_back(directory: Path) -> int:
     return 0
 
 
-def part_of_three(directory: str) -> None:
-    """Processes 0, which has the store, and 1 stop when 2 has met them; that one cannot go on."""
+def part_of_three(directory: str, number: signal.Signals) -> None:
+    """Processes 0, which has the store, and 1 get a signal when 2 has met them; that one cannot go
+    on."""
     decentlam.init(elastic=True)
     watch.use_limit(1.0)
     run = generations.current()
@@ -63,7 +64,7 @@ def part_of_three(directory: str) -> None:
     while True:
         time.sleep(0.01)
         if met.exists() and run.me != 2:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(os.getpid(), number)
         if run.troubled:
             try:
                 run.renew(0, whole=True, everyone=False)

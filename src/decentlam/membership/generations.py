@@ -19,7 +19,8 @@ ready or lost proposes the next generation; of several proposals the store keeps
 Every member has a spare store (see `spare.py`). When the store is gone, each moves to the spare of
 the first member that it can reach, writes down the generation it knows, and agrees there as before.
 So that two parts of a run never go on at once, a generation needs half of the members of the last
-one that was formed, and more than half after a move; who is known to have ended does not count.
+one that was formed, and more than half after a move. Who has left in order does not count; who has
+ended otherwise does, because it may have gone on with others before it did.
 """
 
 from __future__ import annotations
@@ -210,11 +211,11 @@ class Membership:
     def _address(self) -> str:
         return self._addresses[-1] if self._addresses else "?"
 
-    def _check_enough(self, here: Iterable[int], ended: Iterable[int]) -> None:
+    def _check_enough(self, here: Iterable[int], left: Iterable[int]) -> None:
         if self._spare is None or self._formed is None:
             return
         for generation in (self._formed, self.generation):
-            counted = set(generation.members) - set(ended)
+            counted = set(generation.members) - set(left)
             found = counted & set(here)
             if not are_enough(counted, found, self._moved):
                 names = ", ".join(map(str, sorted(counted - found)))
@@ -247,7 +248,7 @@ class Membership:
 
     def _ready(self, number: int, facts: dict[str, Any]) -> None:
         address = "" if self._spare is None else spare.address_of(self._spare)
-        text = json.dumps({**facts, "store": address, "ended": self._watch.ended})
+        text = json.dumps({**facts, "store": address, "left": self._watch.left})
         self._call(lambda store: store.set(f"ready/{number}/{self.me}", text))
 
     def _agree(self, number: int, facts: dict[str, Any]) -> None:
@@ -267,10 +268,8 @@ class Membership:
                 raise ExchangeError(f"{gone} died or stopped before the run began")
             going_on = [m for m in ready if ready[m]["step"] is not None]
             if not missing and going_on and self.me in members:
-                ended = {m for each in ready.values() for m in each["ended"]} | set(
-                    self._watch.ended
-                )
-                self._check_enough(going_on, ended)
+                left = {m for each in ready.values() for m in each["left"]}
+                self._check_enough(going_on, left.union(self._watch.left))
                 proposal = self._propose(number, ready)
                 self._call(partial(self._decide, proposal))
                 continue

@@ -160,11 +160,6 @@ class Watch:
         """Members that have ended in order."""
         return [m for m in self.lost if m in self._seen and self._seen[m].beat["left"]]
 
-    @property
-    def ended(self) -> list[int]:
-        """Processes that are known to be over, and not only silent."""
-        return [m for m, seen in list(self._seen.items()) if seen.ended or seen.beat["left"]]
-
     def report(self, text: str, lost: Sequence[int] = ()) -> None:
         """Tells all members that this generation cannot go on; the first report counts."""
         with contextlib.suppress(ExchangeError):
