@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import decentlam
-from decentlam.errors import ExchangeError, MinorityError
+from decentlam.errors import ExchangeError, MinorityError, RunOverError
 from decentlam.membership import generations, watch
 
 CHAOS = Path(__file__).parents[1] / "benchmarks" / "chaos.py"
@@ -71,3 +71,25 @@ def part_of_three(directory: str, number: signal.Signals) -> None:
             except MinorityError as error:
                 print(error, flush=True)
                 os._exit(3)
+
+
+def outlive(directory: str) -> None:
+    """Process 2 stops itself; 0, which has the store, and 1 go on without it and end. When it goes
+    on it must not take the run for its own."""
+    decentlam.init(elastic=True)
+    watch.use_limit(1.0)
+    run = generations.current()
+    assert run is not None
+    stopped = Path(directory) / "stopped"
+    if run.me == 2:
+        stopped.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while len(run.generation.members) == 3:
+        time.sleep(0.01)
+        if run.troubled:
+            try:
+                run.renew(0, whole=True, everyone=False)
+            except (MinorityError, RunOverError) as error:
+                print(error, flush=True)
+                os._exit(3)
+    print(f"process {run.me} went on with {run.generation.members}", flush=True)

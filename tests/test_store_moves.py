@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import random
 import signal
 import socket
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import launching
 import pytest
+import runs
 import runs_elastic
 import torch.distributed as dist
 
@@ -24,19 +30,17 @@ KILLED, TWICE, STOPPED = ("1", "1"), ("13", "2"), ("43", "1")
 def chaos(directory: Path, seed: str, faults: str, *more: str) -> None:
     size = ("--nodes", "4", "--steps", "140", "--loopback", "--seed", seed, "--faults", faults)
     process = launching.fork(runs_elastic.chaos, directory / "out", *size, *more)
-    process.join(270)
+    process.join(runs.HANG_SECONDS)
     process.kill()
     assert process.exitcode == 0, (directory / "out").read_text()
 
 
-@pytest.mark.timeout(300)
 def test_a_run_survives_the_process_of_the_store(tmp_path: Path) -> None:
     """All others go on and compute what the simulator does, and it comes back as another."""
     chaos(tmp_path, *KILLED)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("seed", "faults"), [TWICE, STOPPED])
 def test_a_run_survives_whatever_happens_to_the_store(
     seed: str, faults: str, tmp_path: Path
@@ -44,27 +48,37 @@ def test_a_run_survives_whatever_happens_to_the_store(
     chaos(tmp_path, seed, faults)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_who_is_cut_off_from_most_others_stops_with_an_error(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    """Also if it sees that they have ended: they may have gone on without it before they did."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
+def port_of_nobody() -> str:
+    """One that is free, and that the system gives to nobody who asks for any: those are above."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
+
+
+def start_three(course: Callable[..., None], directory: Path, *more: object) -> list[BaseProcess]:
+    """Processes of an elastic run whose store is in process 0."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of_nobody()}
+    return [
         launching.fork(
-            runs_elastic.part_of_three,
-            tmp_path / f"{rank}",
-            str(tmp_path),
-            number,
+            course,
+            directory / f"{rank}",
+            str(directory),
+            *more,
             **variables(rank, 3, local=True),
             **meeting,
         )
         for rank in range(3)
     ]
-    processes[2].join(100)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_who_is_cut_off_from_most_others_stops_with_an_error(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Also if it sees that they have ended: they may have gone on without it before they did."""
+    processes = start_three(runs_elastic.part_of_three, tmp_path, number)
+    processes[2].join(runs.HANG_SECONDS)
     for process in processes:
         process.kill()
         process.join()
@@ -72,6 +86,18 @@ def test_who_is_cut_off_from_most_others_stops_with_an_error(
     assert processes[2].exitcode == 3, said
     assert "process 2 stops after" in said
     assert "too few to go on: the others (process 0, 1) may be cut off" in said
+
+
+def test_who_comes_back_after_the_run_has_ended_does_not_go_on_alone(tmp_path: Path) -> None:
+    processes = start_three(runs_elastic.outlive, tmp_path)
+    for process in processes[:2]:
+        process.join(runs.HANG_SECONDS)
+    os.kill(int((tmp_path / "stopped").read_text()), signal.SIGCONT)
+    processes[2].join(runs.HANG_SECONDS)
+    processes[2].kill()
+    assert "process 0 went on with (0, 1)" in (tmp_path / "0").read_text()
+    said = (tmp_path / "2").read_text()
+    assert processes[2].exitcode == 3, said
 
 
 def test_never_are_two_parts_of_the_members_enough() -> None:

@@ -189,7 +189,9 @@ class Membership:
     def _carry(self, store: Any) -> None:
         """Writes down what this process knows of the run, and reads what is newer."""
         known = self.generation
-        store.compare_set(f"generation/{known.number}", "", known.as_json())
+        kept = record.read(
+            store.compare_set(f"generation/{known.number}", "", known.as_json())
+        )  # another one, if that of before was decided in a store that nobody else heard any more
         if self.facts:
             store.set("facts", json.dumps(self.facts))
         latest = int(store.get("latest")) if store.check(["latest"]) else -1
@@ -197,8 +199,13 @@ class Membership:
             store.set("latest", str(known.number))
         newest = self._newest(store)
         if newest > known.number:
-            self.generation = record.read(store.get(f"generation/{newest}"))
-            self._past.append(self.generation)
+            kept = record.read(store.get(f"generation/{newest}"))
+        self._adopt(kept)
+
+    def _adopt(self, generation: Generation) -> None:
+        """This one, and none of the same number that was decided elsewhere and never formed."""
+        earlier = [g for g in self._past if g.number < generation.number]
+        self.generation, self._past = generation, [*earlier, generation]
 
     def _newest(self, store: Any) -> int:
         """The number of the generation that was decided last in this store."""
@@ -259,8 +266,7 @@ class Membership:
         while True:
             decided, ready = self._call(lambda store: self._look(store, number, members))
             if decided is not None:
-                self.generation = decided
-                self._past.append(decided)
+                self._adopt(decided)
                 return
             missing = [m for m in members if m not in ready and m not in self._watch.lost]
             if number == 0 and self._watch.lost:
