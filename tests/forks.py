@@ -17,3 +17,8 @@ context.set_forkserver_preload(
         "decentlam.launch.group",
     ]
 )
+
+
+def as_in_an_interpreter() -> None:
+    """Called in such a process: its own children would else each have a server like this one."""
+    multiprocessing.set_start_method("fork", force=True)

@@ -66,6 +66,7 @@ def fork(function: Callable[..., object], out: Path, *args: object, **extra: str
 def _forked(
     function: Callable[..., object], out: str, args: tuple[object, ...], env: dict[str, str]
 ) -> None:
+    forks.as_in_an_interpreter()
     os.environ.clear()
     os.environ.update(env)
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

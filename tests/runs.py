@@ -80,16 +80,33 @@ class Scenarios:
     def __init__(self, processes: int) -> None:
         self.processes = processes
         self._listed: list[Scenario] = []
+        self._slow: Scenarios | None = None
 
-    def add(self, name: str, function: Callable[..., Any], **arguments: Any) -> None:
-        self._listed.append((name, function, arguments))
+    def add(
+        self, name: str, function: Callable[..., Any], slow: bool = False, **arguments: Any
+    ) -> None:
+        """A slow one is for tests with that mark, and run by other processes."""
+        if slow:
+            self._slow = self._slow or Scenarios(self.processes)
+            self._slow.add(name, function, **arguments)
+        else:
+            self._listed.append((name, function, arguments))
 
     def outcomes(self, name: str) -> list[Any]:
+        if self._slow is not None and all(name != listed for listed, _, _ in self._listed):
+            return self._slow.outcomes(name)
         return outcomes(self._everyone, name)
 
     @cached_property
     def _everyone(self) -> list[Any]:
         return run_processes(run_scenarios, self.processes, (self._listed, True))
+
+
+def slow_if(slow: bool, *values: Any) -> Any:
+    """A case of a parametrized test, with the mark `slow` or without."""
+    import pytest  # which processes need not import
+
+    return pytest.param(*values, marks=[pytest.mark.slow] if slow else [])
 
 
 def outcomes(everyone: Sequence[dict[str, Any]], name: str) -> list[Any]:
@@ -160,6 +177,7 @@ def _child(
     n: int,
     port: int,
 ) -> None:
+    forks.as_in_an_interpreter()
     torch.set_num_threads(1)
     decentlam.runtime.bucket._LARGE = 10  # so that small models have gradients of both kinds
     store = dist.TCPStore("127.0.0.1", port, is_master=False)

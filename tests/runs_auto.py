@@ -10,13 +10,15 @@ from runs import flat
 from runs_steps import LR, Group, quadratic_loss, start, train
 from torch import Tensor, nn
 
+STEPS = 36  # after 33 it has chosen
+
 
 def automatic(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor], Any]:
     node, model, optimizer = start(process_group, method, overlap=False)
-    expected = train(optimizer, model, node, range(60))
+    expected = train(optimizer, model, node, range(STEPS))
     node, model, optimizer = start(process_group, method, overlap="auto")
     found = []
-    for step in range(60):
+    for step in range(STEPS):
         optimizer.zero_grad()
         loss = quadratic_loss(model, node, step)
         if step:
@@ -51,7 +53,7 @@ def careful_scripts(process_group: Group) -> dict[str, Any]:
         trajectories, mode = [], None
         for overlap in (False, "auto"):
             node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
-            for step in range(20):
+            for step in range(10):
                 optimizer.zero_grad()
                 backward(model, optimizer, node, step)
                 optimizer.step()

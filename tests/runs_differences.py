@@ -104,7 +104,7 @@ def gossip(process_group: Group, dtype: torch.dtype) -> tuple[Tensor, Tensor, li
     )
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(node / 3)
+            p.add_(node / 2)
     apart = []
     with optimizer.averaged(model):
         before = flat(model)

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import runs
 import typer
-from launching import start
+from launching import fork
 from typer.testing import CliRunner
 
 from decentlam import ALGORITHMS, TOPOLOGIES, __version__
@@ -346,24 +347,29 @@ def test_ctrl_c_exits_130_with_one_line(tmp_path: Path):
     endless = tmp_path / "calibration.json"
     os.mkfifo(endless)
     options = ["--parameters", "1000", "--compute-ms", "10", "--calibration", str(endless)]
-    process = start([sys.executable, "-m", "decentlam", "predict", *options])
-    with process:
-        try:
-            writer = _open_once_read(endless, process)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=runs.HANG_SECONDS)
-            os.close(writer)
-        finally:
-            process.kill()
-    assert process.returncode == 130, errors
+    process = fork(_main, tmp_path / "output", "predict", *options)
+    try:
+        writer = _open_once_read(endless, process)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(runs.HANG_SECONDS)
+        os.close(writer)
+    finally:
+        process.kill()
+    errors = (tmp_path / "output").read_text()
+    assert process.exitcode == 130, errors
     assert errors == "decentlam: interrupted\n"
 
 
-def _open_once_read(fifo: Path, reader: subprocess.Popen[str]) -> int:
+def _main(*words: str) -> None:
+    sys.argv = ["decentlam", *words]
+    main()
+
+
+def _open_once_read(fifo: Path, reader: BaseProcess) -> int:
     deadline = time.monotonic() + runs.HANG_SECONDS
     while True:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # refused while nobody reads
         except OSError:
-            assert reader.poll() is None and time.monotonic() < deadline
+            assert reader.is_alive() and time.monotonic() < deadline
             time.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import runs
 import torch
 import torch.distributed as dist
-from launching import finish, fork, run_as_main, start
+from launching import fork, run_as_main
 from measured import TRUTH, benchmark
 
 import decentlam
@@ -112,14 +111,17 @@ def test_the_command_fits_some_runs_and_checks_others(tmp_path: Path):
         Path(file).write_text(json.dumps([m.__dict__ for m in benchmark(TRUTH, nodes=(n,))]))
     out = tmp_path / "constants.json"
     options = ["--held-out", files[1], "--out", str(out)]
-    ((text, _),) = finish(start([sys.executable, str(CALIBRATE), files[0], *options]))
+    right = fork(run_as_main, tmp_path / "right", str(CALIBRATE), files[0], *options)
+    right.join(runs.HANG_SECONDS)
+    text = (tmp_path / "right").read_text()
+    assert right.exitcode == 0, text
     assert "not seen by the fit, 42 measurements" in text
     assert text.count("off by 0.0% (median), 0.0% at most") == 2
     assert vars(load_calibration(out)) == pytest.approx(vars(TRUTH), rel=1e-6)
-    wrong = fork(run_as_main, tmp_path / "output", str(CALIBRATE), str(out))
+    wrong = fork(run_as_main, tmp_path / "wrong", str(CALIBRATE), str(out))
     wrong.join(runs.HANG_SECONDS)
     assert wrong.exitcode == 1
-    assert "holds no list of records" in (tmp_path / "output").read_text()
+    assert "holds no list of records" in (tmp_path / "wrong").read_text()
 
 
 def test_records_and_constants_travel_as_json(tmp_path: Path):

@@ -126,6 +126,7 @@ def test_a_resumed_detector_ends_where_an_uninterrupted_one_does(prepared: Path,
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.system
 def test_shapes_are_found_after_a_short_training(tmp_path: Path):
     """Far above the untrained model, on a ring of 4 nodes."""
     plan = make(
@@ -169,6 +170,7 @@ def test_the_papers_settings(name: str):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED[:3]]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", [*SLOW, PUBLISHED[3]])
 def test_published_recipes_run_on_a_few_images(name: str, tmp_path: Path):
     """ResNet-50-FPN with frozen batch norm, in the published layout."""

@@ -18,7 +18,7 @@ from decentlam.exchange.codecs import BLOCK, CODECS
 from decentlam.exchange.differences import check_differences
 from decentlam.exchange.network import Network
 
-N = 6
+N = 4
 METHODS = ("dmsgd", "decentlam")
 NETWORKS = {
     HALF: ("ring", "bipartite-random-match"),

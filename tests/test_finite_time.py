@@ -46,7 +46,7 @@ def check_steps(net: Topology, most_peers: int) -> None:
 
 
 @pytest.mark.parametrize("simple", [False, True], ids=["base", "simple"])
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, *(runs.slow_if(True, k) for k in (3, 4))])
 def test_base_graphs_of_any_n_average_exactly_with_k_peers_in_the_papers_time(
     k: int, simple: bool
 ) -> None:

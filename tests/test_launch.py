@@ -49,6 +49,7 @@ print(decentlam.launch(test_launch.describe, nodes=2, args=(2.0, torch.zeros(2))
 """
 
 
+@pytest.mark.system
 def test_launch_returns_results_in_rank_order_and_leaves_no_warning() -> None:
     """From standard input, too, which multiprocessing alone would try to import as a file."""
     done = python(LAUNCHES, "stdin")
@@ -101,7 +102,12 @@ def fail(how: str) -> None:
     ("how", "message", "cause"),
     [
         ("raise", r"(?s)node 1 failed:.*in fail.*ValueError: no luck on node one", ValueError),
-        ("kill", r"node 1 was killed by SIGKILL \(exit code -9\)", type(None)),
+        pytest.param(
+            "kill",
+            r"node 1 was killed by SIGKILL \(exit code -9\)",
+            type(None),
+            marks=pytest.mark.system,
+        ),
     ],
 )
 def test_the_node_that_failed_first_is_named_and_all_are_stopped(

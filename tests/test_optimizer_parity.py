@@ -146,18 +146,27 @@ EIGHT = [
 ]
 SENT = [replace(case, sent=True) for case in (*FORWARD, *FIVE) if case.method not in EVERYONE]
 CASES = FOUR + FORWARD + FIVE + EIGHT + SENT
+# Methods that differ in kind: the others are slow where they only repeat what one of these shows.
+KINDS = ("decentlam", "da-dmsgd", "awc-dmsgd", "slowmo", "pmsgd")
+
+
+def is_slow(case: Case) -> bool:
+    return (case in EIGHT or case in SENT) and case.method not in KINDS
 
 
 @cache
-def everyone(nodes: int) -> list[dict[str, Any]]:
+def everyone(nodes: int, slow: bool) -> list[dict[str, Any]]:
     """All cases of that many nodes, one after the other in one group of processes."""
-    scenarios = [(case.name, case.run, {}) for case in CASES if case.nodes == nodes]
+    cases = [case for case in CASES if case.nodes == nodes and is_slow(case) == slow]
+    scenarios = [(case.name, case.run, {}) for case in cases]
     return runs.run_processes(runs.run_scenarios, nodes, (scenarios,))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [runs.slow_if(is_slow(case), case) for case in CASES], ids=lambda case: case.name
+)
 def test_processes_equal_simulator(case: Case) -> None:
-    trajectories = runs.outcomes(everyone(case.nodes), case.name)
+    trajectories = runs.outcomes(everyone(case.nodes, is_slow(case)), case.name)
     runs.assert_equal(trajectories, case.simulate())
 
 

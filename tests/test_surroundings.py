@@ -82,6 +82,7 @@ def run_out_of_memory() -> None:
     dist.barrier()
 
 
+@pytest.mark.system
 def test_no_memory_on_one_node_is_named_and_ends_all() -> None:
     with pytest.raises(decentlam.LaunchError, match="node 1 failed") as caught:
         decentlam.launch(run_out_of_memory, 2)

@@ -8,6 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
+import runs
 import torch
 from networks import DIRECTED, every_periodic_topology, every_topology, networks, steps_of
 
@@ -154,7 +155,7 @@ def test_rho_is_what_one_step_keeps_of_the_disagreement(name: str) -> None:
         assert 0 <= net.rho < 1
 
 
-@pytest.mark.parametrize("n", [33, 65])
+@pytest.mark.parametrize("n", [33, runs.slow_if(True, 65)])
 def test_rho_of_a_long_period_is_the_decay_of_a_long_run(n: int) -> None:
     """65 or 132 steps leave less than 1e-20 of the disagreement, and yet never average exactly."""
     net = topology.one_peer_symmetric_exponential(n)
@@ -171,7 +172,7 @@ def test_rho_of_a_long_period_is_the_decay_of_a_long_run(n: int) -> None:
     assert net.rho > 0.5
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("n", [2, 7, 8, *(runs.slow_if(True, n) for n in (3, 4))])
 def test_rho_of_random_pairs_is_that_of_many_samples(n: int) -> None:
     """rho^2 is the second eigenvalue of E[W'W], which 1500 samples know to a few percent."""
     net = topology.bipartite_random_match(n, seed=1)
@@ -184,7 +185,7 @@ def test_rho_of_random_pairs_is_that_of_many_samples(n: int) -> None:
     assert net.rho**2 == pytest.approx(second, rel=0.06, abs=1e-12)
 
 
-@pytest.mark.parametrize("rate", [0.3, 0.6])
+@pytest.mark.parametrize("rate", [0.3, runs.slow_if(True, 0.6)])
 def test_rho_of_lazy_random_pairs_is_that_of_many_samples(rate: float) -> None:
     net = topology.bipartite_random_match(6, seed=2).lazy(rate)
     drawn = [net.rule(k).dense() for k in range(1500)]

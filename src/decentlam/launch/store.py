@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 
 from decentlam.launch.local import open_store
 
@@ -19,13 +20,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, OverflowError) as error:
         parser.error(f"cannot listen at {options.host}:{options.port}: {error}")
     place = f"MASTER_ADDR={options.host} MASTER_PORT={store.port}"
-    print(f"{place} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
-    print("start the processes with these; Ctrl-C ends the store", file=sys.stderr)
     try:
-        signal.pause()
+        print(f"{place} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
+        print("start the processes with these; Ctrl-C ends the store", file=sys.stderr)
+        while True:
+            time.sleep(1.0)  # signal.pause() would miss a signal that comes just before it
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return 0
 
 
 if __name__ == "__main__":
