@@ -40,7 +40,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import decentlam
-from decentlam.errors import MinorityError, RunOverError
+from decentlam.errors import LaunchError, MinorityError, RunOverError
 from decentlam.lab.emulation.hosts import INTERFACE, Host, hosts, unavailable
 from decentlam.membership.deal import Deal, Place
 from decentlam.membership.generations import Change, current
@@ -132,7 +132,7 @@ def node(
 
     try:
         train(rank, steps, faults, options, note)
-    except (RunOverError, MinorityError) as error:
+    except (RunOverError, MinorityError, LaunchError) as error:  # nobody is there any more
         note("late", why=str(error))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import random
@@ -19,8 +20,9 @@ import runs_elastic
 import torch.distributed as dist
 
 from decentlam.launch.processes import variables
-from decentlam.membership import spare
-from decentlam.membership.record import are_enough
+from decentlam.membership import spare, watch
+from decentlam.membership.generations import Membership
+from decentlam.membership.record import Change, Generation, are_enough
 
 # Seeds of chaos.py in which process 0 has the store: it is killed, or two that have it one after
 # the other, or it is stopped for so long that the others move, and then goes on.
@@ -143,3 +145,22 @@ def test_stores_are_named_in_the_variable_or_in_a_file(tmp_path: Path) -> None:
     spare.write_addresses(file, ["a:1", "::1:2"])
     assert spare.read_addresses(str(file)) == ["a:1", "::1:2"]
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_generation_that_was_decided_for_nobody_gives_way_to_the_one_of_the_others() -> None:
+    """The store was cut off when it had decided; the others have decided otherwise, elsewhere."""
+    run = Membership(dist.HashStore(), rank=0, num_processes=1, timeout=20.0, wait=20.0)
+    first = Generation(0, (0, 1, 2), 0, 0, (), (Change(0, 3),), ("", "", ""), 3)
+    ours, theirs = (
+        dataclasses.replace(first, number=1, members=members, history=(Change(0, 3), Change(5, 2)))
+        for members in ((0, 2), (1, 2))
+    )
+    for generation in (first, ours):
+        run._adopt(generation)
+    store = dist.HashStore()
+    store.set("generation/1", theirs.as_json())
+    store.set("latest", "1")
+    run._carry(store)
+    assert run.generation == theirs
+    assert run.generation_at(7) == first  # in which this process took its steps
+    watch.stop()
