@@ -325,6 +325,89 @@ def not_finite(process_group: Group) -> list[str]:
     return [message_of(loss.backward), message_of(optimizer.step)]
 
 
+def not_finite_and_on(process_group: Group) -> list[str]:
+    """A script that goes on after the error is told that it cannot, and why."""
+    node, model, optimizer = start(process_group, "decentlam", overlap="none")
+    said = []
+    for scale in (torch.nan, 1.0):
+        optimizer.zero_grad()
+        (quadratic_loss(model, node, 0) * scale).backward()
+        said.append(message_of(optimizer.step))
+    return said
+
+
+def gradient_data(process_group: Group, overlap: str) -> tuple[str, str, Tensor]:
+    """Gradients are clipped through `.data`, which torch does not count as a write."""
+    node, model, optimizer = start(process_group, "dmsgd", overlap=overlap)
+
+    def go() -> None:
+        for step in range(8):
+            optimizer.zero_grad()
+            quadratic_loss(model, node, step).backward()
+            for p in model.parameters():
+                p.grad.data.clamp_(-0.01, 0.01)
+            optimizer.step()
+
+    return message_of(go), optimizer.runtime.overlap.mode, flat(model)
+
+
+def parameter_data(process_group: Group) -> str:
+    """Parameters are clipped through `.data` while AWC-DmSGD's messages are under way."""
+    node, model, optimizer = start(process_group, "awc-dmsgd", overlap="backward")
+
+    def go() -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            quadratic_loss(model, node, step).backward()
+            optimizer.step()
+            for p in model.parameters():
+                p.data.clamp_(-0.01, 0.01)
+
+    return message_of(go)
+
+
+def averaged_half(process_group: Group) -> tuple[float, float]:
+    """The mean of float16 numbers whose sum is infinite."""
+    _, model, optimizer = start(process_group, "decentlam")
+    model.register_buffer("large", torch.full((2,), 20_000.0, dtype=torch.float16))
+    with optimizer.averaged(model):
+        inside = model.large[0].item()
+    return inside, model.large[0].item()
+
+
+def groups_momentum(process_group: Group) -> str:
+    """What runs where only a param group has the momentum that needs a stable form."""
+    model = Quadratic()
+    optimizer = decentlam.DecentLaM(
+        [{"params": list(model.parameters()), "momentum": 0.9}],
+        lr=LR,
+        momentum=0.0,
+        topology="one-peer-hypercube",
+        process_group=process_group,
+    )
+    return repr(optimizer.algorithm)
+
+
+def unpickled_exact(process_group: Group) -> str:
+    """Exact averages need a group of their own, which one process alone cannot form."""
+    _, model, optimizer = start(dist.group.WORLD, "pmsgd")
+    data = pickle.dumps(optimizer)
+    optimizer.runtime.close()
+    del optimizer, model
+    decentlam.exchange.network._connected.clear()  # as in another process
+    return message_of(lambda: pickle.loads(data))
+
+
+def empty_parameter(process_group: Group) -> Tensor:
+    full = nn.Parameter(torch.ones(3))
+    optimizer = decentlam.DmSGD(
+        [nn.Parameter(torch.empty(0)), full], lr=0.1, process_group=process_group
+    )
+    full.sum().backward()
+    optimizer.step()
+    return full.detach()
+
+
 class Outer(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import decentlam
 from decentlam.algorithms import ALGORITHMS, Step
 from decentlam.errors import ExchangeError
 from decentlam.topology import resolve
@@ -127,9 +128,10 @@ def train(
     topology: str,
     options: dict[str, Any],
     lr: float = LR,
+    directory: str | None = None,
     process_group: Any = None,
 ) -> list[Taken]:
-    """This node's steps."""
+    """This node's steps; at the end all save a checkpoint, if there is a directory."""
     model = runs.Quadratic()
     optimizer = runs.CLASSES[method](
         model.parameters(), lr=lr, topology=topology, process_group=process_group, **options
@@ -153,6 +155,10 @@ def train(
         used = len(node.neighbors(step)) - len(left_out)
         node.taken.append(Taken(step, left_out, used, runs.flat(model)))
     node.tell(f"done {node.rank}", node.step)
+    if directory is not None:
+        decentlam.save_checkpoint(directory, model=model, optimizer=optimizer)
+        steps = optimizer.network.gather(node.step)
+        assert steps == [max(steps)] * len(steps)  # who was behind goes on where the others are
     return node.taken
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from dataclasses import dataclass
 
@@ -48,6 +49,14 @@ scenarios.add("replaced gradient", mistakes.replaced_gradient)
 for overlap in ("none", "backward"):
     scenarios.add(f"interrupted {overlap}", mistakes.interrupted, overlap=overlap)
 scenarios.add("not finite", mistakes.not_finite)
+scenarios.add("not finite and on", mistakes.not_finite_and_on)
+for overlap in ("none", "backward", "auto"):
+    scenarios.add(f"gradient data {overlap}", mistakes.gradient_data, overlap=overlap)
+scenarios.add("parameter data", mistakes.parameter_data)
+scenarios.add("averaged half", mistakes.averaged_half)
+scenarios.add("groups' momentum", mistakes.groups_momentum)
+scenarios.add("unpickled exact", mistakes.unpickled_exact)
+scenarios.add("empty parameter", mistakes.empty_parameter)
 scenarios.add("ddp inside", mistakes.ddp_inside)
 scenarios.add("group of another", mistakes.group_of_another)
 scenarios.add("subgroup", mistakes.unpickled_subgroup)
@@ -103,6 +112,76 @@ def test_an_interrupted_step_is_completed_and_counted(overlap: str) -> None:
 def test_what_failed_in_backward_fails_again_in_step() -> None:
     for first, second in scenarios.outcomes("not finite"):
         assert first.startswith("NonFiniteError") and second.startswith("NonFiniteError"), second
+
+
+def test_who_goes_on_after_a_message_that_was_not_finite_is_told_why_it_cannot() -> None:
+    for first, second in scenarios.outcomes("not finite and on"):
+        assert first.startswith("NonFiniteError") and "nothing of it was sent" in first
+        assert second.startswith("NonFiniteError") and "start again from a checkpoint" in second
+
+
+def test_writes_through_data_are_noticed_from_the_start() -> None:
+    for message, _, _ in scenarios.outcomes("gradient data backward"):
+        assert message.startswith("StaleMessageError"), message
+    for (said, mode, x), (_, _, expected) in zip(
+        scenarios.outcomes("gradient data auto"),
+        scenarios.outcomes("gradient data none"),
+        strict=True,
+    ):
+        assert said == "nothing was raised" and mode == "none" and torch.equal(x, expected)
+    for message in scenarios.outcomes("parameter data"):
+        assert message.startswith("StaleMessageError"), message
+
+
+def test_averages_of_half_precision_do_not_overflow() -> None:
+    assert scenarios.outcomes("averaged half") == [(20_000.0, 20_000.0)] * N
+
+
+def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups() -> None:
+    for found in scenarios.outcomes("groups' momentum"):
+        assert found.startswith("SteadyDecentLaM(beta=0.9"), found
+
+
+def test_an_unpickled_optimizer_forms_no_group_of_its_own() -> None:
+    for message in scenarios.outcomes("unpickled exact"):
+        assert message.startswith("RuntimeError") and "Build it anew" in message, message
+
+
+def test_a_parameter_without_elements_takes_no_part() -> None:
+    for x in scenarios.outcomes("empty parameter"):
+        assert torch.equal(x, torch.full((3,), 0.9))
+
+
+@pytest.mark.parametrize("other", [decentlam.DmSGD, torch.optim.SGD])
+def test_the_state_of_another_optimizer_is_refused(other: type) -> None:
+    p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    theirs = other([p], lr=0.1, momentum=0.9)
+    p.sum().backward()
+    theirs.step()
+    optimizer = decentlam.DecentLaM([q], lr=0.1)
+    with pytest.raises(ValueError, match="oad the model alone"):
+        optimizer.load_state_dict(theirs.state_dict())
+
+
+def test_a_copy_of_an_elastic_optimizer_is_not_elastic() -> None:
+    """A run has one, which changes its members."""
+    optimizer = decentlam.DmSGD([nn.Parameter(torch.ones(2))], lr=0.1, topology="ring")
+    state = optimizer.__getstate__()
+    state["_options"] = dataclasses.replace(state["_options"], elastic=True)
+    copied = object.__new__(decentlam.DmSGD)
+    copied.__setstate__(state)
+    assert copied._options.elastic is False
+
+
+def test_evaluation_may_begin_in_inference_mode_and_end_outside() -> None:
+    p = nn.Parameter(torch.ones(2))
+    optimizer = decentlam.DmSGD([p], lr=0.1)
+    with torch.inference_mode():
+        optimizer.eval()
+    optimizer.train()
+    p.sum().backward()
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.full((2,), 0.9))
 
 
 def test_groups_of_one_optimizer_are_at_one_step() -> None:

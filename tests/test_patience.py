@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 
 import pytest
 import runs
@@ -23,7 +25,7 @@ LATE = {
 }
 
 
-def add(run, course, method="dmsgd", topology="ring", lr=runs_patience.LR, **options):
+def add(run, course, method="dmsgd", topology="ring", lr=runs_patience.LR, saves=None, **options):
     four.add(
         run,
         runs_patience.train,
@@ -33,6 +35,7 @@ def add(run, course, method="dmsgd", topology="ring", lr=runs_patience.LR, **opt
         topology=topology,
         options={"bucket_bytes": 200, **options},
         lr=lr,
+        directory=saves,
     )
 
 
@@ -49,7 +52,8 @@ for name, options in {
 # Who is stopped gives no sign of life, either.
 add("stopped", runs_patience.stopped, heartbeat_seconds=ALWAYS, **PATIENCE)
 add("gossip", runs_patience.late_once, lr=0.0, **PATIENCE)
-add("counting", runs_patience.count, **PATIENCE)
+saved = tempfile.TemporaryDirectory()
+add("counting", runs_patience.count, saves=saved.name, **PATIENCE)
 add("always slow", runs_patience.always_slow, **PATIENCE)
 
 
@@ -110,6 +114,7 @@ def test_who_counts_its_own_steps_takes_them_all_and_the_last_ones_alone():
     assert [len(taken) for taken in everyone] == [runs_patience.COUNTED] * 4
     assert [t.left_out for t in everyone[1][-3:]] == [(0, 2)] * 3  # they had ended
     runs_patience.replay("dmsgd", "ring", everyone)
+    assert os.listdir(saved.name)  # a checkpoint of nodes that were at different steps
 
 
 def test_a_node_that_is_always_slow_mixes_at_its_own_pace():

@@ -22,7 +22,7 @@ from decentlam.membership.generations import Change, Membership
 from decentlam.options import OptimizerOptions, Options
 from decentlam.runtime import build, elastic, evaluation
 from decentlam.runtime.agreement import check_agreement, facts_of
-from decentlam.runtime.groups import prepare
+from decentlam.runtime.groups import check_saved, prepare
 from decentlam.runtime.runtime import Runtime
 from decentlam.runtime.statistics import StepStatistics
 from decentlam.topology import Topology
@@ -257,7 +257,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         known = ("step", "previous_lr", "sync_lr")  # of another optimizer, if it was there
         super().add_param_group({k: v for k, v in param_group.items() if k not in known})
         build.check_parameters(self.param_groups)
-        prepare(self.param_groups, self.param_groups[0]["step"])
+        prepare(self.param_groups, self._method, self.param_groups[0]["step"])
         check_agreement(
             self.network, facts_of(self._method, self._options, self.param_groups, self._tag)
         )
@@ -270,6 +270,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.runtime.check_between_steps("load a state")
+        check_saved(state_dict["param_groups"], self.param_groups)
         self.runtime.recall_messages()
         super().load_state_dict(state_dict)
         self.runtime.use_groups(self.param_groups)  # torch has made a new list of them
@@ -299,8 +300,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             # A copy may be one process's own idea: it must not ask others.
             self._shares = False
             self._tag = build.next_tag()
+            self._options = dataclasses.replace(self._options, elastic=False)  # a run has one
             device = build.check_parameters(self.param_groups)
-            self._build(reconnect(network, device), self._options, StepStatistics())
+            network = reconnect(network, device, Reach.EVERYONE in reaches(self._method))
+            self._build(network, self._options, StepStatistics())
 
     # Beyond torch.optim ------------------------------------------------------------------------
 
@@ -376,10 +379,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "Join works with one process per node; with processes_per_node="
                 f"{self.network.processes_per_node} give every process the same number of batches"
             )
-        if self._options.patience_seconds is not None:
+        if self._options.patience_seconds is not None or self._options.elastic:
+            given = "elastic=True" if self._options.elastic else "patience_seconds"
             raise ValueError(
-                "Join waits for everyone in every step, which patience_seconds is to avoid; leave "
-                "one of them out"
+                f"Join waits for everyone in every step, which {given} is to avoid; leave one of "
+                "them out"
             )
         return _AnswerNeighbors(self.runtime)
 

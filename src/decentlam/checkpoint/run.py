@@ -62,6 +62,7 @@ def save_checkpoint(
     """
     network, target = _network(optimizer), directory.local(path)
     settle()
+    optimizer.runtime.catch_up()
     objects = state.Objects(model, optimizer, _given(others))
 
     def take() -> state.Content:

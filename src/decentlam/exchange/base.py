@@ -1,6 +1,6 @@
 """The interface of every exchange. In each step, for every bucket:
 
-    exchange.begin(step)                                # once, before anything else
+    exchange.begin(step)                                # once, before messages with a gradient
     message = exchange.message(bucket, payloads)        # form the message in this buffer
     exchange.receive(bucket, message, step)             # before any bucket is sent
     pending = exchange.send(bucket, message, step)      # the message is formed

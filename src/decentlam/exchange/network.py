@@ -177,16 +177,17 @@ def saved(network: Network) -> tuple[str, list[int], int]:
     return network.token, ranks, network.processes_per_node
 
 
-def reconnect(remembered: tuple[str, list[int], int], device: torch.device) -> Network:
+def reconnect(remembered: tuple[str, list[int], int], device: torch.device, exact: bool) -> Network:
     """The network of a copied or loaded optimizer, from what this process knows already: it may be
-    the only one that makes a copy, and must not wait for others."""
+    the only one that makes a copy, and must not wait for others. `exact` averages need a group of
+    their own, which cannot be formed so."""
     token, ranks, processes_per_node = remembered
     if token in _connected:
         return _connected[token]
     world = list(range(dist.get_world_size())) if dist.is_initialized() else []
     if not ranks or not world:
         return ALONE
-    if processes_per_node > 1 or ranks != world:
+    if processes_per_node > 1 or ranks != world or (exact and len(world) > 1):
         raise RuntimeError(
             f"this optimizer was saved on processes {ranks}, {processes_per_node} per node; their "
             "process groups cannot be saved with it. Build it anew and use load_state_dict, or "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decentlam.algorithms.kernels import CHUNK
 from decentlam.exchange.base import Exchange, Pending
 from decentlam.exchange.neighbors import Neighbors
 
@@ -41,9 +40,10 @@ class Rounded(Exchange):
         if not listeners:
             return self._inner.answer(bucket, {})
         packet = self._buffer(bucket, -1, message)
-        most = torch.finfo(self._dtype).max  # beyond it would be infinite
-        for z, rounded in zip(*(t.view(-1).split(CHUNK) for t in (message, packet)), strict=True):
-            rounded.copy_(z.clamp(-most, most) if self._dtype is torch.float16 else z)
+        packet.copy_(message)
+        if self._dtype is torch.float16:
+            most = torch.finfo(self._dtype).max
+            packet.clamp_(-most, most)  # beyond it is infinite
         pending = self._inner.answer(bucket, dict.fromkeys(listeners, packet))
         pending.terms.append((-sum(row[j] for j in listeners), packet))
         return pending

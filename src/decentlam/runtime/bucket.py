@@ -172,7 +172,7 @@ def build_buckets(
     for index, group in enumerate(param_groups):
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for p in reversed(group["params"]):
-            if p.requires_grad:
+            if p.requires_grad and p.numel():
                 alike.setdefault((p.dtype, p.device), []).append(p)
         for members in alike.values():
             for chosen in _fill(members, bucket_bytes):

@@ -74,7 +74,7 @@ def join(
     device = check_parameters(groups)
     check_period(method)
     init_if_launched(device, options.elastic)
-    prepare(groups)
+    prepare(groups, method)
     plain = connect(process_group, device=device)
     watch.use_limit(options.heartbeat_seconds)
     facts = facts_of(method, options, groups, tag)
@@ -142,7 +142,8 @@ def build(
     bucket_bytes = options.bucket_bytes or default_bucket_bytes(groups, network, shares)
     if topology == "auto":
         topology = _choose_topology(groups, method, options, network, shares, bucket_bytes)
-    algorithm, topology = stable_form(method, resolve(topology, network.num_nodes), options)
+    strongest = method.with_hyper({"momentum": max(g.get("momentum", 0.0) for g in groups)})
+    algorithm, topology = stable_form(strongest, resolve(topology, network.num_nodes), options)
     if options.message_dtype is not None:
         _check_message_dtype(method, options.message_dtype, network, topology)
     if options.patience_seconds is not None and network.num_nodes > 1:

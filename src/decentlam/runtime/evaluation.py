@@ -106,7 +106,8 @@ def check_none_averaged(model: nn.Module, what: str) -> None:
 @torch.no_grad()
 def _means(tensors: Sequence[Tensor], network: Network) -> list[Tensor]:
     """Not in place: when a node dies meanwhile, nothing has changed."""
-    means = [t.clone() for t in tensors]
+    with torch.inference_mode(False):  # they outlive it
+        means = [_wide(t) for t in tensors]
     if network.group is None:
         return means
     with network.errors():
@@ -117,6 +118,11 @@ def _means(tensors: Sequence[Tensor], network: Network) -> list[Tensor]:
     return means
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """A copy in which a sum over all nodes neither overflows nor loses bits that 16 do not have."""
+    return tensor.to(torch.float32, copy=True) if tensor.itemsize < 4 else tensor.clone()
+
+
 @torch.no_grad()
 def consensus_distance(flat: Sequence[Tensor], network: Network) -> float:
     """sqrt((1/n) sum_i |x_i - mean|^2)."""
@@ -125,7 +131,7 @@ def consensus_distance(flat: Sequence[Tensor], network: Network) -> float:
     total = torch.zeros((), dtype=torch.float64, device=network.control_device)
     with network.errors():
         for x in flat:
-            mean = x.clone()
+            mean = _wide(x)
             dist.all_reduce(mean, group=network.group)
             mean.div_(network.num_processes)
             total += torch.linalg.vector_norm(mean.sub_(x)).to(total).square()

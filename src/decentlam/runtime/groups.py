@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from decentlam.algorithms import Step, check_lr, check_number, lr_ratio
+from decentlam.algorithms import Algorithm, Step, check_lr, check_number, lr_ratio
 
 ParamGroup = dict[str, Any]
 
@@ -21,11 +21,12 @@ def named_parameters(groups: Iterable[ParamGroup]) -> Iterator[tuple[str, Tensor
         yield from zip(names, group["params"], strict=True)
 
 
-def prepare(groups: Iterable[ParamGroup], step: int = 0) -> None:
+def prepare(groups: Iterable[ParamGroup], method: Algorithm, step: int = 0) -> None:
     """Adds what the recursion remembers of a group besides its tensors; saved with it."""
     for group in groups:
         check_lr(group["lr"])
         check_number("weight_decay", group["weight_decay"])
+        group["method"] = type(method).__name__
         group.setdefault("step", step)
         group.setdefault("previous_lr", None)
         group.setdefault("sync_lr", None)  # of the last step that reached everyone
@@ -56,3 +57,19 @@ def advance(groups: Iterable[ParamGroup], reached_everyone: bool) -> None:
         group["previous_lr"] = check_lr(group["lr"])
         if reached_everyone:
             group["sync_lr"] = group["previous_lr"]
+
+
+def check_saved(saved: Iterable[ParamGroup], groups: Iterable[ParamGroup]) -> None:
+    """Refuses the state of another method, whose buffers mean something else."""
+    for theirs, ours in zip(saved, groups, strict=False):
+        if "step" not in theirs:
+            raise ValueError(
+                "this is not the state of an optimizer of decentlam: its param groups have no "
+                "'step'. Load the model alone and begin with an empty momentum"
+            )
+        method = theirs.get("method", ours["method"])
+        if method != ours["method"]:
+            raise ValueError(
+                f"the state is of {method}, this is {ours['method']}: their buffers mean different "
+                "things. Build the same optimizer, or load the model alone"
+            )

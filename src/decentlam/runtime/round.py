@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.algorithms.kernels import CHUNK
 from decentlam.errors import NonFiniteError
 from decentlam.exchange.base import Exchange, Pending, Terms, combine, exchange_errors
 from decentlam.exchange.network import Network
@@ -439,14 +440,17 @@ def _mixed(terms: Terms, piece: slice) -> Message:
     return tuple(rows) if len(rows) > 1 else rows[0]
 
 
-_kept = threading.local()  # the training's thread and the worker may update at once
+_memory = threading.local()  # the training's thread and the worker may update at once
 
 
-def _scratch(row: int, like: Tensor) -> Tensor:
-    """Memory for something like this, the same at every call of a thread: fresh memory costs more
-    than what is computed in it."""
-    held: dict[Any, Tensor] = vars(_kept).setdefault("held", {})
+def _scratch(row: int, like: Tensor) -> Tensor | None:
+    """Memory for a piece like this, the same at every call of a thread: fresh memory costs more
+    than what is computed in it. None for a layer that is larger than pieces are."""
+    if like.device.type == "cpu" and len(like) > CHUNK:
+        return None
+    held: dict[Any, Tensor] = vars(_memory).setdefault("held", {})
     key = row, like.dtype, like.device
     if key not in held or len(held[key]) < len(like):
-        held[key] = torch.empty_like(like)
+        with torch.inference_mode(False):  # it outlives an evaluation that comes to need it first
+            held[key] = torch.empty_like(like)
     return held[key][: len(like)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from decentlam.algorithms import Algorithm, Reach, Step
-from decentlam.errors import ExchangeError, StaleMessageError
+from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
 from decentlam.exchange.base import Exchange
 from decentlam.exchange.network import Network
 from decentlam.exchange.none import NoExchange
@@ -88,6 +88,7 @@ class Runtime:
         # is taken with them again.
         self.failure: ExchangeError | None = None
         self._in_step = False
+        self._refused: str | None = None  # why a message was not sent
         self.alone_buckets: list[int] = []  # of the step in which it ended
         self.alone_until = 0
         self._hyper_seen: list[dict[str, float]] = []
@@ -274,6 +275,11 @@ class Runtime:
         if not self._synchronizing:
             raise RuntimeError("step() inside no_sync(); leave the context before stepping")
         self.check_training("call step()")
+        if self._refused is not None:
+            raise NonFiniteError(
+                f"{self._refused} The neighbors wait for the message of that step, so this process "
+                "cannot go on: start again from a checkpoint."
+            )
         self.finish()
         self._check_parameters(absent)
         if self.overlap.watching:
@@ -282,6 +288,9 @@ class Runtime:
         try:
             skipped = absent or self._prepare_gradients(found_inf, scale)
             self._take(skipped, absent)
+        except NonFiniteError as error:
+            self._refused = str(error)
+            raise
         except ExchangeError as error:
             self._give_up(error)
             self._take(skipped, absent)
@@ -532,6 +541,11 @@ class Runtime:
         self._thread.stop()
         for exchange in self.exchanges.values():
             exchange.close()
+
+    def catch_up(self) -> None:
+        """With patience_seconds, on all nodes: who is behind goes on where the furthest is."""
+        if self._options.patience_seconds is not None:
+            skip(self._groups, max(self.network.gather(self.index)) - self.index)
 
     def use_groups(self, groups: list[ParamGroup]) -> None:
         """The same param groups in another list."""
