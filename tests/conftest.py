@@ -17,14 +17,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The files that take longest, the longest first, so that no worker is left alone with one of them.
 # Whoever adds a file that takes more than some ten seconds puts it here.
 LONGEST = [
-    "optimizer_parity", "batched", "optimizer_nodes", "runtime", "emulation", "launch_command",
-    "launchers", "launch", "forward", "differences", "train", "detection_train", "examples",
-    "optimizer_deaths",
-    "cli", "last_step", "studies", "optimizer_models", "stability", "mistakes", "finite_time",
-    "lab", "elastic", "detection_study", "algorithms_reference", "predict", "train_command",
-    "worker",
-    "shared_memory", "pieces", "soak", "optimizer_gradients", "optimizer_torch",
-    "algorithms_special_cases", "module",
+    "optimizer_nodes", "optimizer_parity", "differences", "batched", "cli", "stability", "forward",
+    "runtime", "emulation", "launch_command", "launchers", "optimizer_models", "lab", "train",
+    "studies", "finite_time", "detection_train", "optimizer_deaths", "predict", "launch",
+    "last_step", "algorithms_reference", "models", "optimizer_gradients", "imports", "fuzz",
+    "mistakes", "examples", "elastic", "pieces", "docs_pages", "patience", "cost_calibration",
+    "train_command", "detection_study", "checkpoint_files", "optimizer_torch", "cost_choice",
+    "shared_memory", "checkpoint", "algorithms_special_cases", "topology", "soak",
 ]  # fmt: skip
 
 

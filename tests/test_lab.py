@@ -70,6 +70,7 @@ def test_bias_follows_the_laws_and_the_closed_form():
     assert bias.STUDY.figures(records).keys() == {"bias"}
 
 
+@pytest.mark.system
 def test_error_falls_as_one_over_n():
     setting = dataclasses.replace(speedup.recipe(), nodes=(1, 4, 16), steps=1000, b=0.5)
     slopes = {

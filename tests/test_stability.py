@@ -103,6 +103,7 @@ def test_many_nodes_are_followed_by_iteration_to_the_same_rate() -> None:
     assert found.value == pytest.approx(radius ** (1 / topology.period), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_network_of_1024_nodes_is_answered() -> None:
     assert growth_rate(algorithms.DecentLaM(0.9), one_peer_hypercube(1024)).value > 1
     form, network, _ = choose(algorithms.DecentLaM(0.9), one_peer_hypercube(1024), "auto")

@@ -129,5 +129,12 @@ def reference_cases() -> Iterator[object]:
                 if not (name == "dsgd" and nesterov):
                     label = f"{network}-{lr.__name__}{'-nesterov' if nesterov else ''}"
                     yield pytest.param(
-                        name, hyper, network, nesterov, lr, id=f"{method_id((name, hyper))}-{label}"
+                        name,
+                        hyper,
+                        network,
+                        nesterov,
+                        lr,
+                        id=f"{method_id((name, hyper))}-{label}",
+                        # Between its zeros the other rate is constant, too.
+                        marks=[pytest.mark.slow] if lr is constant and network != "mesh" else [],
                     )
