@@ -52,6 +52,7 @@ SAMPLES, BATCH, LR, MOMENTUM = 400, 4, 0.02, 0.8
 PACE_SECONDS = 0.03  # a step takes at least this long: who comes back should find the others
 BACK_SECONDS = 4.0  # after which a process that was stopped or cut off is let go on
 STORE_BACK_SECONDS = 14.0  # the same where it may have the store, which may be silent for longer
+COME_SECONDS = 10.0  # in which a process that is started again must have found the others
 ANYONE = -1  # the rank of a fault that strikes whoever has the store
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19  # of Linux
 
@@ -130,16 +131,17 @@ def node(
         line = {"event": event, "rank": rank, "at": time.monotonic(), **values}
         log.write(json.dumps(line) + "\n")
 
+    note("started")
     try:
         train(rank, steps, faults, options, note)
-    except (RunOverError, MinorityError, LaunchError) as error:  # nobody is there any more
-        note("late", why=str(error))
+    except (RunOverError, MinorityError, LaunchError) as error:
+        note("late", kind=type(error).__name__, why=str(error))
 
 
 def train(
     rank: int, steps: int, faults: dict[int, Fault], options: dict[str, Any], note: Note
 ) -> None:
-    decentlam.init(timeout_seconds=120.0, elastic=True)
+    decentlam.init(timeout_seconds=120.0, join_seconds=60.0, elastic=True)
     a, y = data()
     model, deal = Pieces(), Deal(SAMPLES, BATCH)
     optimizer = decentlam.DecentLaM(
@@ -350,8 +352,12 @@ def check(result: dict[str, Any], steps: int) -> list[str]:
     wrong = [f"exit codes {result['codes']}"] if any(c != 0 for c in result["codes"]) else []
     wrong += [f"left in /dev/shm: {result['memory']}"] if result["memory"] else []
     struck = {e["rank"] for e in events if e["event"] == "fault"}
-    late = {e["rank"]: e["why"] for e in events if e["event"] == "late"}  # the others had ended
-    wrong += [f"process {rank} gave up: {late[rank]}" for rank in late.keys() - struck]
+    end = min((e["at"] for e in events if e["event"] == "ended"), default=0.0)
+    started = {e["rank"]: e["at"] for e in events if e["event"] == "started"}
+    for e in (e for e in events if e["event"] == "late"):  # the others must have ended before
+        late = e["kind"] != "LaunchError" or started[e["rank"]] > end - COME_SECONDS
+        if e["rank"] not in struck or e["at"] < end or not late:
+            wrong.append(f"process {e['rank']} gave up: {e['why']}")
     for e in events:
         if e["event"] == "ended" and e["batches"] != steps:
             wrong.append(f"process {e['id']} has {e['batches']} in its buffer, not {steps}")

@@ -55,9 +55,11 @@ def connect(address: str) -> tuple[int, dist.Store]:
     """The store there and its latest generation, -1 if it has none; OSError: nobody listens."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()  # torch tries for long
+    # Whose process is dying takes one more connection, and torch then tries for this long, too.
     store = dist.TCPStore(
-        host, int(port), is_master=False, timeout=timedelta(seconds=_REQUEST_SECONDS)
+        host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_SECONDS)
     )
+    store.set_timeout(timedelta(seconds=_REQUEST_SECONDS))
     inner = dist.PrefixStore(PREFIX, store)
     return int(inner.get("latest")) if inner.check(["latest"]) else -1, store
 
