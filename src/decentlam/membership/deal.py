@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -63,21 +64,26 @@ class Deal:
     def position(self, place: Place) -> int:
         """Where in the stream that batch begins."""
         base, owed = 0, list[int]()
-        for before, change in zip(place.history, place.history[1:], strict=False):
+        dealt = [(place.history[0], base, owed)]  # in each generation: what was owed, then the rest
+        for before, change in pairwise(place.history):
             if change.step > place.step:
                 break
-            taken = (change.step - before.step) * before.size
-            lost = [
-                self._begin(base, owed, (step - before.step) * before.size + node)
+            turns = [
+                (step, node, 1)
                 for step in range(max(change.since, before.step), change.step)
                 for node in change.lost
             ]
+            lost = [
+                self._begin(*dealt[-ago], step, node) for step, node, ago in (*turns, *change.owed)
+            ]
+            taken = (change.step - before.step) * before.size
             base += max(0, taken - len(owed)) * self.batch
             owed = owed[taken:] + lost
-        latest = [change for change in place.history if change.step <= place.step][-1]
-        return self._begin(base, owed, (place.step - latest.step) * latest.size + place.node)
+            dealt.append((change, base, owed))
+        return self._begin(*dealt[-1], place.step, place.node)
 
-    def _begin(self, base: int, owed: Sequence[int], turn: int) -> int:
+    def _begin(self, change: Change, base: int, owed: Sequence[int], step: int, node: int) -> int:
+        turn = (step - change.step) * change.size + node
         return owed[turn] if turn < len(owed) else base + (turn - len(owed)) * self.batch
 
 

@@ -30,6 +30,7 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -273,7 +274,8 @@ class Membership:
                 gone = ", ".join(map(self._watch.name, self._watch.lost))
                 raise ExchangeError(f"{gone} died or stopped before the run began")
             going_on = [m for m in ready if ready[m]["step"] is not None]
-            if not missing and going_on and self.me in members:
+            # Who has no state was not in the last one that was formed, and does not decide.
+            if not missing and going_on and self.me in members and self.has_state:
                 left = {m for each in ready.values() for m in each["left"]}
                 self._check_enough(going_on, left.union(self._watch.left))
                 proposal = self._propose(number, ready)
@@ -309,23 +311,52 @@ class Membership:
     def _propose(self, number: int, ready: dict[int, dict[str, Any]]) -> Generation:
         """Those who are ready, in the order of their numbers. The furthest of them gives its state
         to those who have none; after an average over all, to everybody."""
-        going_on = {m: r for m, r in ready.items() if r["step"] is not None}
-        step = max(r["step"] for r in going_on.values())
-        source = min(
-            going_on, key=lambda m: (step - going_on[m]["step"], not going_on[m]["whole"], m)
-        )
-        everyone = any(r["everyone"] for r in going_on.values())
-        members = tuple(sorted(ready))
-        takers = [m for m in members if m != source and (everyone or m not in going_on)]
         before = self.generation
-        lost = [i for i, m in enumerate(before.members) if number > 0 and m not in going_on]
-        # Whoever failed in a step may have had the messages of the one before from who was lost.
-        since = max(0, min(r["step"] for r in going_on.values()) - 1)
-        change = Change(step, len(members), tuple(lost), since)
-        history = (*before.history, change) if number > 0 else (change,)
+        reached = {m: r["step"] for m, r in ready.items() if r["step"] is not None}
+        furthest = max(reached.values())
+        source = min(reached, key=lambda m: (furthest - reached[m], not ready[m]["whole"], m))
+        everyone = any(ready[m]["everyone"] for m in reached)
+        members = tuple(sorted(ready))
+        takers = [m for m in members if m != source and (everyone or m not in reached)]
         stores = tuple(ready[m]["store"] for m in members)
-        numbers = max(before.numbers, members[-1] + 1)
-        return Generation(number, members, step, source, tuple(takers), history, stores, numbers)
+        if number == 0:
+            change = Change(furthest, len(members))
+            first = Generation(0, members, furthest, source, tuple(takers), (change,), stores)
+            return replace(first, numbers=members[-1] + 1)
+        # Never back: whoever was further may have been lost while the generation was formed.
+        step = max(before.step, furthest)
+        lost = [i for i, m in enumerate(before.members) if m not in reached]
+        # Whoever failed in a step may have had the messages of the one before from who was lost.
+        since = max(0, min(reached.values()) - 1)
+        skip = {source, *takers} if takers else set()  # they go on at that step; the others behind
+        left = [
+            *((m, turn) for m, turn in before.behind if turn[0] >= reached.get(m, 0)),
+            *(
+                (m, (taken, node, before.number))
+                for node, m in enumerate(before.members)
+                if m in reached
+                for taken in range(max(before.step, reached[m]), step)
+            ),
+        ]
+        owed = [
+            (taken, node, number - earlier)
+            for m, (taken, node, earlier) in left
+            if m in skip or (m not in reached and since <= before.step)
+        ]
+        behind = tuple((m, turn) for m, turn in left if m in reached and m not in skip)
+        change = Change(step, len(members), tuple(lost), since, tuple(owed))
+        return Generation(
+            number,
+            members,
+            step,
+            source,
+            tuple(takers),
+            (*before.history, change),
+            stores,
+            max(before.numbers, members[-1] + 1),
+            behind,
+            before.run,
+        )
 
     def _decide(self, proposal: Generation, store: Any) -> None:
         kept = store.compare_set(f"generation/{proposal.number}", "", proposal.as_json())

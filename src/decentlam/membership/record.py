@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
+
+Turn = tuple[int, int, int]  # step, node, and of which generation: of its number, or how many ago
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class Change:
     size: int  # members from then on
     lost: tuple[int, ...] = ()  # nodes of the generation before that are gone
     since: int = 0  # the first step from which on their batches are dealt again
+    owed: tuple[Turn, ...] = ()  # of earlier generations; nobody will come to these any more
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Generation:
     history: tuple[Change, ...]
     stores: tuple[str, ...] = ()  # the members' spare ones, "" where there is none
     numbers: int = 0  # the first that no process ever had
+    behind: tuple[tuple[int, Turn], ...] = ()  # what members still take alone until this step
+    run: str = ""  # the same in all generations of a run, and in no other run
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -37,7 +42,10 @@ class Generation:
 def read(text: bytes) -> Generation:
     """What `as_json` wrote."""
     found = json.loads(text)
-    changes = [Change(c["step"], c["size"], tuple(c["lost"]), c["since"]) for c in found["history"]]
+    changes = [
+        Change(c["step"], c["size"], tuple(c["lost"]), c["since"], turns(c["owed"]))
+        for c in found["history"]
+    ]
     return Generation(
         found["number"],
         tuple(found["members"]),
@@ -47,7 +55,14 @@ def read(text: bytes) -> Generation:
         tuple(changes),
         tuple(found["stores"]),
         found["numbers"],
+        tuple((member, (step, node, number)) for member, (step, node, number) in found["behind"]),
+        found["run"],
     )
+
+
+def turns(found: Iterable[Iterable[int]]) -> tuple[Turn, ...]:
+    """As JSON has them, which knows no tuples."""
+    return tuple((step, node, ago) for step, node, ago in found)
 
 
 def are_enough(members: Collection[int], here: Collection[int], moved: bool) -> bool:

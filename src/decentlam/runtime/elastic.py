@@ -122,6 +122,8 @@ def hand_over(
     rank = {member: k for k, member in enumerate(generation.members)}
     with runtime.network.errors():
         if run.me == generation.source:
+            for group in groups:
+                group["step"] = generation.step  # later, if the one who was further is lost
             run.publish(key, [_plain(group) for group in groups])
             for taker in generation.takers:
                 for tensor in tensors:

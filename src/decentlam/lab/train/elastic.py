@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from decentlam.lab.train.tasks.base import record
 from decentlam.launch.supervise import supervise
 from decentlam.membership import generations
 from decentlam.membership.deal import Deal, Place
-from decentlam.membership.generations import Change
+from decentlam.membership.record import Change, turns
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
 
@@ -53,7 +53,7 @@ class Dealt:
         return here.after(self.past, self.step) if self.past else here
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [(c.step, c.size, c.lost, c.since) for c in self.place.history]}
+        return {"history": [astuple(c) for c in self.place.history]}
 
 
 def train_elastic(
@@ -93,7 +93,10 @@ def _read(path: Path) -> Dealt:
     meta, content = saves.read(place, 0)
     try:
         history = content["others"]["dealt"]["history"]
-        past = tuple(Change(step, size, tuple(lost), since) for step, size, lost, since in history)
+        past = tuple(
+            Change(step, size, tuple(lost), since, *map(turns, owed))
+            for step, size, lost, since, *owed in history
+        )
     except (LookupError, TypeError, ValueError):
         raise CheckpointError(
             f"the run in {path.parent} was not started with --elastic; resume it without"
