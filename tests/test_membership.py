@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import sys
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
+import torch
 import torch.distributed as dist
 
-from decentlam.errors import RunOverError
-from decentlam.membership import spare, watch
+import decentlam
+from decentlam.errors import ExchangeError, RunOverError
+from decentlam.launch.place import LAUNCHED
+from decentlam.launch.processes import variables
+from decentlam.membership import generations, spare, watch
 from decentlam.membership.deal import Deal, Place
 from decentlam.membership.generations import Membership
 from decentlam.membership.record import Change, Generation, read
+from decentlam.membership.store import StoreCalls, StoreError, StoreGoneError, ask
+from decentlam.runtime import elastic
 
 DEAL = Deal(samples=10_000, batch=2)
 
@@ -61,6 +75,151 @@ def test_a_newcomer_that_formed_no_generation_decides_none() -> None:
     with pytest.raises(RunOverError):
         newcomer._agree(2, {"step": None})
     assert not dist.PrefixStore(spare.PREFIX, store).check(["generation/2"])
+
+
+def test_all_generations_have_the_name_of_their_run() -> None:
+    names = set[str]()
+    for _ in range(2):
+        run = member(dist.HashStore())
+        first = run._propose(0, {0: ready(0), 1: ready(0)})
+        run.generation = first
+        second = run._propose(1, {0: ready(3)})
+        assert second.run == first.run
+        names.add(first.run)
+    assert len(names) == 2 and "" not in names
+
+
+# Stores that are gone, or of another run ----------------------------------------------------------
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[int, dist.Store]]:
+    """A store in a process of its own, and the number of that process."""
+    here, there = forks.context.Pipe()
+    process = forks.context.Process(target=serve, args=(there,))
+    process.start()
+    assert process.pid is not None
+    yield process.pid, dist.TCPStore("127.0.0.1", here.recv(), is_master=False)
+    process.kill()
+    process.join()
+
+
+def serve(pipe: Connection) -> None:
+    store = spare.open_store("127.0.0.1")
+    pipe.send(store.port)
+    signal.pause()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+def test_a_store_that_is_stopped_does_not_hold_up_init(served: tuple[int, dist.Store]) -> None:
+    pid, store = served
+    os.kill(pid, signal.SIGSTOP)
+    while not watch._is_stopped(pid):
+        time.sleep(0.01)
+    with pytest.raises(StoreError, match="rendezvous store did not answer within"):
+        Membership(store, 0, num_processes=1, timeout=0.2, wait=0.2)
+
+
+@pytest.fixture
+def no_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process may take part in one, as long as the test lasts."""
+    monkeypatch.setattr(generations, "_current", None)
+    yield
+    watch.stop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_where_there_is_no_spare_the_end_of_the_store_is_told(
+    no_run: None, served: tuple[int, dist.Store]
+) -> None:
+    pid, store = served
+    run = generations.begin(store, 0, 1, timeout=20.0, wait=20.0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(StoreGoneError, match="the rendezvous store is gone"):
+        elastic.renew(run, lambda: None, lambda: None)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_only_a_store_that_no_launcher_of_ours_has_may_be_left(
+    launched: bool, no_run: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A launcher's run needs no spares, and no stores that the shell names."""
+    store = spare.open_store("127.0.0.1")
+    settings = variables(0, 1, local=True) | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    other = spare.open_store("127.0.0.1")
+    inner = dist.PrefixStore(spare.PREFIX, other)
+    inner.set("generation/0", first_of(1).as_json())
+    inner.set("latest", "0")
+    monkeypatch.chdir(tmp_path)
+    notes = Path("run.stores")
+    if launched:
+        monkeypatch.setenv(LAUNCHED, "1")
+        monkeypatch.setenv("DECENTLAM_STORES", f"127.0.0.1:{other.port}")
+    else:
+        monkeypatch.delenv(LAUNCHED, raising=False)
+        monkeypatch.setenv("DECENTLAM_STORES", notes.name)
+    decentlam.init(elastic=True, join_seconds=20.0)
+    run = generations.current()
+    assert run is not None and not run.joins
+    assert run.can_move is not launched
+    assert notes.exists() is not launched
+
+
+def test_a_store_that_cannot_be_moved_to_is_not_taken_for_the_runs(no_run: None) -> None:
+    run = generations.begin(dist.HashStore(), 0, 1, timeout=20.0, wait=20.0, host="127.0.0.1")
+    (address,) = run.generation.stores
+    _, broken = spare.connect(address)
+    dist.PrefixStore(spare.PREFIX, broken).set("generation/0", "no generation")
+    before = (run._store, run._moved, run._addresses)
+    threads = set(threading.enumerate())
+    with pytest.raises(ValueError, match="Expecting value"):
+        run._move()
+    assert (run._store, run._moved, run._addresses) == before
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
+
+
+def test_nobody_waits_for_a_store_that_was_left() -> None:
+    calls, asked, answers = StoreCalls(dist.HashStore()), threading.Event(), threading.Event()
+
+    def request(store: object) -> None:
+        asked.set()
+        answers.wait(60.0)
+
+    waiting = ask(lambda: calls.call(request, 60.0))
+    assert asked.wait(60.0)
+    calls.close()
+    with pytest.raises(StoreError, match="was left by this process"):
+        waiting.result(30.0)
+    answers.set()
+    with pytest.raises(StoreError, match="was left by this process"):
+        calls.call(request, 60.0)
+
+
+def test_generations_before_the_one_of_the_next_step_are_forgotten(no_run: None) -> None:
+    run = generations.begin(dist.HashStore(), 0, 1, timeout=20.0, wait=20.0)
+    for step in range(5):
+        run.renew(step, whole=True, everyone=False)
+    assert [g.number for g in run._past] == [5]
+    assert run.generation_at(4) == run.generation
+
+
+def test_a_step_that_is_finished_alone_is_told(
+    no_run: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    generations.begin(dist.HashStore(), 0, 1, timeout=20.0, wait=20.0)
+    optimizer = decentlam.DmSGD(torch.nn.Linear(2, 1).parameters(), lr=0.1, elastic=True)
+    optimizer.runtime._give_up(ExchangeError("node 1 is slow"))
+    assert "step 0 is finished without neighbors: node 1 is slow" in caplog.text
 
 
 # Steps and batches --------------------------------------------------------------------------------

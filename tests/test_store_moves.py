@@ -110,9 +110,12 @@ def test_never_are_two_parts_of_the_members_enough() -> None:
             assert not (are_enough(members, stay, False) and are_enough(members, move, True))
 
 
-def in_use(generation: int) -> dist.TCPStore:
+def in_use(generation: int, run: str = "ours") -> dist.TCPStore:
     store = spare.open_store("127.0.0.1")
-    dist.PrefixStore(spare.PREFIX, store).set("latest", str(generation))
+    inner = dist.PrefixStore(spare.PREFIX, store)
+    its = Generation(generation, (0,), 0, 0, (), (Change(0, 1),), ("",), 1, run=run)
+    inner.set(f"generation/{generation}", its.as_json())
+    inner.set("latest", str(generation))
     return store
 
 
@@ -127,24 +130,40 @@ def test_the_run_is_in_the_store_with_the_latest_generation() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
     places = [nobody, "no such host:1", address(unused), address(before), address(now)]
-    found = spare.find(places, 20.0)
+    found = spare.find((), places, None, 20.0)
     assert found is not None and found[:2] == (5, address(now))
-    found = spare.find([nobody, address(unused)], 20.0)
+    found = spare.find([nobody], [address(unused)], "ours", 20.0)
     assert found is not None and found[:2] == (-1, address(unused))
-    assert spare.find([nobody], 20.0) is None
+    assert spare.find([], [nobody], None, 20.0) is None
     assert spare.find_run([nobody], 20.0) is None
     run = spare.find_run([address(unused), address(before)], 20.0)
     assert run is not None and address(run) == address(before)
 
 
-def test_stores_are_named_in_the_variable_or_in_a_file(tmp_path: Path) -> None:
-    assert spare.read_addresses("") == []
-    assert spare.read_addresses("a:1, b:2") == ["a:1", "b:2"]
-    file = tmp_path / "stores"
-    assert spare.read_addresses(str(file)) == []
-    spare.write_addresses(file, ["a:1", "::1:2"])
-    assert spare.read_addresses(str(file)) == ["a:1", "::1:2"]
+def test_a_store_of_another_run_is_not_found() -> None:
+    """Where a store of this run was somebody may have started another run, or is about to."""
+    unused, ours, theirs = spare.open_store("127.0.0.1"), in_use(3), in_use(5, "theirs")
+    places = [address(unused), address(theirs), address(ours)]
+    found = spare.find(places, [], "ours", 20.0)
+    assert found is not None and found[:2] == (3, address(ours))
+    assert spare.find(places[:2], [], "ours", 20.0) is None
+    assert spare.find_run([address(theirs)], 20.0, "ours") is None
+    run = spare.find_run([address(theirs)], 20.0)
+    assert run is not None and address(run) == address(theirs)
+
+
+def test_stores_are_named_in_the_variable_or_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spare.read_addresses("") == ([], None)
+    assert spare.read_addresses("a:1, b:2") == (["a:1", "b:2"], None)
+    file = tmp_path / "run.stores"
+    assert spare.read_addresses(str(file)) == ([], None)
+    spare.write_addresses(file, ["a:1", "::1:2"], "f00d")
+    assert spare.read_addresses(str(file)) == (["a:1", "::1:2"], "f00d")
     assert list(tmp_path.iterdir()) == [file]
+    monkeypatch.chdir(tmp_path)
+    assert spare.read_addresses("run.stores") == (["a:1", "::1:2"], "f00d")
 
 
 def test_a_generation_that_was_decided_for_nobody_gives_way_to_the_one_of_the_others() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import decentlam
-from decentlam.launch.local import open_store
+from decentlam.membership.spare import open_store
 from decentlam.runtime.agreement import facts_of
 
 
@@ -22,7 +22,7 @@ def test_nothing_that_arrives_from_another_process_is_unpickled() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 def test_the_store_of_a_local_run_listens_on_loopback_only() -> None:
-    store = open_store()
+    store = open_store("127.0.0.1")
     store.set("key", "value")
     assert store.get("key") == b"value"
     rows = [

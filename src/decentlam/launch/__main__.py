@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from decentlam.launch.local import open_store
-from decentlam.launch.place import LOOPBACK
+from decentlam.launch.place import LAUNCHED, LOOPBACK
 
 _SCRIPT = Path(__file__).with_name("script.py")  # what each process runs: it runs the user's
 _ECHO_SECONDS = 5  # after a failure its neighbors fail; torchrun ends the rest after 30
@@ -32,9 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from decentlam.membership.spare import open_store
+
+    os.environ[LAUNCHED] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.nodes)))
     kind = "module" if options.module else "file"
-    store = open_store()  # torchrun's own would listen on all interfaces; it takes this one
+    store = open_store(LOOPBACK)  # torchrun's own would listen on all interfaces; it takes this one
     ours = ["--master-addr", LOOPBACK, "--master-port", str(store.port)]
     ours += ["--local-addr", LOOPBACK, "--nproc-per-node", str(options.nodes)]
     command = [sys.executable, str(_SCRIPT), str(os.getpid()), kind, options.script, *options.args]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from decentlam.errors import LaunchError, RunOverError
 from decentlam.exchange.base import exchange_errors
-from decentlam.launch.place import Place, find_place, in_batch_script, meeting_point
+from decentlam.launch.place import LAUNCHED, Place, find_place, in_batch_script, meeting_point
 from decentlam.membership import generations, spare, watch
 from decentlam.membership.store import ask, within
 
@@ -106,13 +106,13 @@ def _store(place: Place, wait: float) -> dist.Store:
 
 def _enter(place: Place, host: str, timeout_seconds: float, wait: float) -> None:
     """An elastic run: the one that DECENTLAM_STORES leads to, if its members can be reached."""
-    named = os.environ.get("DECENTLAM_STORES", "")
-    store = spare.find_run(spare.read_addresses(named), wait) or _store(place, wait)
-    in_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # All end with a launcher on this machine; elsewhere the store may go, and the run goes on.
-    address = None if in_launcher and place.one_host else own_address(host, place.one_host)
-    notes = Path(named) if "/" in named else None
-    size = place.num_processes
+    if LAUNCHED in os.environ:  # all end with the store; what the shell has is of another run
+        named, address = "", None
+    else:
+        named, address = os.environ.get("DECENTLAM_STORES", ""), own_address(host, place.one_host)
+    addresses, run = spare.read_addresses(named)
+    store = spare.find_run(addresses, wait, run) or _store(place, wait)
+    notes, size = spare.file_named(named), place.num_processes
     generations.begin(store, place.rank, size, timeout_seconds, wait, address, notes)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from decentlam.launch.place import LOOPBACK
+from decentlam.launch.place import LAUNCHED, LOOPBACK
 from decentlam.launch.processes import pickled, run_processes, variables
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
 
 
 def launch(
@@ -44,18 +41,15 @@ def launch(
         from decentlam.launch.supervise import supervise
 
         return supervise(fn, nodes, args, timeout_seconds=timeout_seconds)
-    work = pickled(fn, args)
-    store = open_store()
-    shared = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
-    environments = [
-        variables(rank, nodes, local=True) | shared | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        for rank in range(nodes)
-    ]
+    work = pickled(fn, args)  # refused before torch is imported, which takes long
+    from decentlam.membership.spare import open_store
+
+    store = open_store(LOOPBACK)
+    shared = {
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHED: "1",
+    }
+    environments = [variables(rank, nodes, local=True) | shared for rank in range(nodes)]
     return run_processes(work, environments, backend, timeout_seconds)
-
-
-def open_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
-    """A rendezvous store that listens at this address only; port 0 is a free one."""
-    from decentlam.membership import spare
-
-    return spare.open_store(host, port)

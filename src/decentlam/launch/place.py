@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+LAUNCHED = "DECENTLAM_LAUNCHED"  # by a launcher of ours on this machine, which has the store
 _DEFAULT_PORT = 29500
 
 # Launcher; rank; number of processes; rank and number of processes on this host. The first

@@ -7,14 +7,14 @@ import signal
 import sys
 import time
 
-from decentlam.launch.local import open_store
-
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m decentlam.launch.store", description=__doc__)
     parser.add_argument("--host", required=True, help="this machine's address, as others reach it")
     parser.add_argument("--port", type=int, default=29500, help="0 is a free one")
     options = parser.parse_args(arguments)
+    from decentlam.membership.spare import open_store
+
     try:
         store = open_store(options.host, options.port)
     except (OSError, OverflowError) as error:

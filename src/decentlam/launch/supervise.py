@@ -15,8 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from decentlam.errors import ExchangeError, LaunchError, RunOverError
-from decentlam.launch.local import open_store
-from decentlam.launch.place import LOOPBACK
+from decentlam.launch.place import LAUNCHED, LOOPBACK
 from decentlam.launch.processes import (
     Failure,
     let_leave,
@@ -51,11 +50,14 @@ def supervise(
     which does not train.
     """
     work = pickled(fn, args)
-    store = open_store()
+    from decentlam.membership.spare import open_store
+
+    store = open_store(LOOPBACK)
     shared = {
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHED: "1",
     }
     context = multiprocessing.get_context("spawn")
     started: list[BaseProcess] = []

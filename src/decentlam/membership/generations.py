@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import uuid
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -43,7 +44,7 @@ from decentlam.errors import ExchangeError, MinorityError, RunOverError
 from decentlam.membership import record, spare, watch
 from decentlam.membership.record import Change as Change
 from decentlam.membership.record import Generation, are_enough
-from decentlam.membership.store import StoreCalls, StoreError
+from decentlam.membership.store import StoreCalls, StoreError, ask, within
 
 log = logging.getLogger(__name__)
 
@@ -76,27 +77,28 @@ class Membership:
         self.facts: dict[str, str] = {}  # what newcomers must have alike
         self._timeout = timeout
         self._wait = wait  # for the last process to come, at the start
-        started = self._store.check(["latest"])
-        self.joins = started  # whether it comes into a run that is under way
-        self.has_state = not started  # whether its parameters are those of the run
-        self.me = self._new_number() if started else rank
+        number = within(wait, ask(partial(_new_number, self._store)), "the rendezvous store")
+        self.joins = number is not None  # whether it comes into a run that is under way
+        self.has_state = not self.joins  # whether its parameters are those of the run
+        self.me = rank if number is None else number
         self._watch = watch.start(self._store, self.me, [self.me], -1)
         self._watch.moves = self._spare is not None
         self.generation = Generation(-1, (self.me,), 0, self.me, (), ())
         self._past: list[Generation] = []
         self._optimizer: weakref.ref[Any] | None = None  # which changes the generation
         self.changed_at = (0.0, 0.0)  # when the last trouble was noticed, and when it was over
-        if not started:
+        if not self.joins:
             self._watch.follow(range(num_processes), -1)
-
-    def _new_number(self) -> int:
-        latest = record.read(self._store.get(f"generation/{int(self._store.get('latest'))}"))
-        return latest.numbers + self._store.add("joined", 1) - 1
 
     @property
     def hosts_store(self) -> bool:
         """Whether the store of the run is in this process, if it is in a member's."""
         return self._watch.host == self.me
+
+    @property
+    def can_move(self) -> bool:
+        """Whether the run goes on when its store is gone."""
+        return self._spare is not None
 
     @property
     def troubled(self) -> bool:
@@ -157,6 +159,8 @@ class Membership:
                     text = f"process {self.me} stops after {waited:.0f} s: {error}"
                     raise MinorityError(text) from error
                 log.warning("%s", error)
+        its = self.generation_at(step).number
+        self._past = [g for g in self._past if g.number >= its]  # nobody goes back
         self._form()
 
     def _renew(self, step: int, whole: bool, everyone: bool) -> None:
@@ -174,16 +178,21 @@ class Membership:
     def _move(self) -> None:
         """To the store that the others are in, or will come to, if there is another."""
         spares = [address for address in self.generation.stores if address]
-        stores = [*(a for a in self._addresses if a not in spares), *spares]
-        found = spare.find(stores, max(self._watch.limit / 2, 3.0))
+        used = [a for a in self._addresses if a not in spares]
+        found = spare.find(used, spares, self.generation.run, max(self._watch.limit / 2, 3.0))
         if found is None or (found[1] == self._address and self._watch.store_error is None):
             time.sleep(self._watch.limit / 4)
             return
         _, address, store = found
-        self._moved, self._store = True, dist.PrefixStore(spare.PREFIX, store)
+        inner = dist.PrefixStore(spare.PREFIX, store)
+        calls = StoreCalls(inner)
+        try:
+            calls.call(self._carry, max(self._watch.limit, 5.0))
+        except Exception:
+            calls.close()
+            raise
+        self._moved, self._store = True, inner
         self._addresses = [a for a in self._addresses if a != address] + [address]
-        calls = StoreCalls(self._store)
-        calls.call(self._carry, max(self._watch.limit, 5.0))
         self._watch.use(calls, self.generation.members, self.generation.number)
         log.warning("process %d goes on with the store at %s", self.me, address)
 
@@ -322,7 +331,7 @@ class Membership:
         if number == 0:
             change = Change(furthest, len(members))
             first = Generation(0, members, furthest, source, tuple(takers), (change,), stores)
-            return replace(first, numbers=members[-1] + 1)
+            return replace(first, numbers=members[-1] + 1, run=uuid.uuid4().hex)
         # Never back: whoever was further may have been lost while the generation was formed.
         step = max(before.step, furthest)
         lost = [i for i, m in enumerate(before.members) if m not in reached]
@@ -408,7 +417,7 @@ class Membership:
     def _note(self, path: Path) -> None:
         try:
             known = [*self._addresses[-1:], *filter(None, self.generation.stores)]
-            spare.write_addresses(path, dict.fromkeys(known))
+            spare.write_addresses(path, dict.fromkeys(known), self.generation.run)
         except OSError as error:
             log.warning("newcomers will not find the stores of the run in %s: %s", path, error)
 
@@ -425,6 +434,15 @@ class Membership:
                 raise ExchangeError(f"process {self.me}: {key} was not published")
             time.sleep(_LOOK_SECONDS)
         return json.loads(self._call(lambda store: store.get(key)))
+
+
+def _new_number(store: Any) -> int | None:
+    """For a process that comes into the run of a store; None: no run is under way there."""
+    if not store.check(["latest"]):
+        return None
+    latest = record.read(store.get(f"generation/{int(store.get('latest'))}"))
+    number: int = latest.numbers + store.add("joined", 1) - 1
+    return number
 
 
 _current: Membership | None = None

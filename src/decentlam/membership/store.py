@@ -6,9 +6,10 @@ does not help there.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -54,6 +55,9 @@ class StoreCalls:
 
     def __init__(self, store: dist.Store) -> None:
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._unanswered: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
         threading.Thread(
             target=_serve, args=(store, self._requests), name="decentlam store", daemon=True
         ).start()
@@ -61,6 +65,10 @@ class StoreCalls:
     def call(self, request: Callable[[Any], T], seconds: float) -> T:
         """What request(store) returns, or an error after this many seconds."""
         future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise _left()
+            self._unanswered.add(future)
         self._requests.put((request, future))
         try:
             return within(seconds, future, "the rendezvous store")
@@ -69,9 +77,22 @@ class StoreCalls:
         except RuntimeError as error:
             text = (str(error).splitlines() or [repr(error)])[0]
             raise StoreGoneError(f"the rendezvous store is gone: {text}") from error
+        finally:
+            with self._lock:
+                self._unanswered.discard(future)
 
     def close(self) -> None:
+        """Whoever waits for an answer gets an error now."""
+        with self._lock:
+            self._closed, waiting = True, list(self._unanswered)
         self._requests.put(None)
+        for future in waiting:
+            with contextlib.suppress(InvalidStateError):  # the answer has just come
+                future.set_exception(_left())
+
+
+def _left() -> StoreError:
+    return StoreError("the rendezvous store was left by this process")
 
 
 def _serve(store: dist.Store, requests: SimpleQueue[Request | None]) -> None:
@@ -89,6 +110,10 @@ def _serve(store: dist.Store, requests: SimpleQueue[Request | None]) -> None:
 
 def _answer(work: Callable[[], T], future: Future[T]) -> None:
     try:
-        future.set_result(work())
+        result = work()
     except BaseException as error:
-        future.set_exception(error)
+        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+            future.set_exception(error)
+    else:
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(result)

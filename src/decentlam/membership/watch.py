@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
+from decentlam.membership import spare
 from decentlam.membership.store import StoreCalls, StoreError, StoreGoneError
 
 log = logging.getLogger(__name__)
@@ -119,13 +120,13 @@ class Watch:
 
     def use(self, calls: StoreCalls, members: Sequence[int], generation: int) -> None:
         """Goes on in another store. Members that do not come there in time are lost."""
-        self.calls.close()
         self.follow(members, generation)
         with self._lock:
-            self.calls, self._heard = calls, set()
+            left, self.calls, self._heard = self.calls, calls, set()
             unknown = [m for m in members if m != self.me and m not in self._seen]
             self._lost = dict.fromkeys(unknown, "it was never heard")
             self.store_error = None
+        left.close()  # the thread may be waiting there
         calls.call(self._beat, max(self.limit, 5.0))
         self._wake_up()
 
@@ -247,7 +248,7 @@ class Watch:
                     self._stop_waiting(Trouble(f"{error}. Perhaps its process has died"))
                 time.sleep(self._interval / 2)
             except StoreError as error:
-                if calls is self.calls:
+                if calls is self.calls and not self._stopped:
                     self.store_error = error
                     self._stop_waiting(Trouble(f"{error}. Perhaps this process itself was cut off"))
                 time.sleep(self._interval)
@@ -450,18 +451,12 @@ def of_default_group() -> Watch | None:
     assert world is not None
     if _current is None or _watched is None or _watched() is not world:
         store = dist.distributed_c10d._get_default_store()
-        if not hasattr(store, "clone") or not isinstance(_innermost(store), dist.TCPStore):
+        if not hasattr(store, "clone") or spare.address_of(store) is None:
             return None  # torch before 2.7, MPI, or a file that every beat would make longer
         started = start(store, dist.get_rank(), range(dist.get_world_size()))
         _watched = weakref.ref(world)
         return started
     return _current
-
-
-def _innermost(store: dist.Store) -> dist.Store:
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store
 
 
 def watches_default_group(watch: Watch) -> None:

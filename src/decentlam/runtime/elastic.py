@@ -19,6 +19,7 @@ from decentlam.errors import ExchangeError, LaunchError, MinorityError, RunOverE
 from decentlam.exchange.base import forget_unfinished
 from decentlam.membership import generations
 from decentlam.membership.generations import Membership
+from decentlam.membership.store import StoreGoneError
 from decentlam.runtime.groups import ParamGroup
 from decentlam.runtime.runtime import Runtime
 from decentlam.topology import resolve
@@ -42,7 +43,8 @@ def membership() -> Membership:
 
 
 def check_same_run(run: Membership, facts: Mapping[str, object]) -> None:
-    """A newcomer is refused before it can disturb anybody."""
+    """A newcomer that trains something else is refused. `init` has joined by then, so the others
+    change their members for it, and again when it has gone."""
     mine = {key: repr(value) for key, value in facts.items() if _static(key)}
     run.facts = mine
     if not run.joins:
@@ -80,6 +82,7 @@ def renew(
     """Goes on with those who are there; `settle` builds a runtime for them. None: a newcomer whose
     first generation ended before it had built one."""
     alone = everyone = False  # of the last step; a runtime that was built since knows nothing of it
+    last: ExchangeError | None = None
     for _ in range(_ATTEMPTS):
         now = runtime()
         if now is not None and now.failure is None:
@@ -96,12 +99,16 @@ def renew(
         except (RunOverError, MinorityError):
             raise
         except ExchangeError as error:
+            if isinstance(error, StoreGoneError) and not run.can_move:
+                raise
+            last = error
             log.warning("%s", error)
             run.report(str(error))
             built = runtime()
             if built is not None and built.failure is None:  # nobody may go on with it
                 built.cut_off(error)
-    raise ExchangeError(f"the members of the run changed {_ATTEMPTS} times without a step")
+    text = f"the members of the run changed {_ATTEMPTS} times without a step"
+    raise ExchangeError(text if last is None else f"{text}; at last: {last}") from last
 
 
 @torch.no_grad()
