@@ -450,7 +450,7 @@ class Runtime:
         if not self._options.elastic:
             self._abandon()
             raise error
-        log.warning("step %d is finished without neighbors: %s", self.index, error)
+        log.warning("a step is finished without neighbors: %s", error)
         self.cut_off(error)
         self._in_step = True
 
