@@ -173,6 +173,8 @@ class Watch:
         deadline = time.monotonic() + min(patience, 1.5 * self.limit + 1.0)
         while not self._known.wait(0.1) and not self.left and time.monotonic() < deadline:
             continue
+        if self.left:  # perhaps because of what is about to be known here, too
+            self._known.wait(1.0)
         return self.trouble
 
     def wait_until_all_are_seen(self, seconds: float) -> None:
@@ -299,10 +301,10 @@ class Watch:
             generation, others = self.generation, [m for m in self.members if m != self.me]
         self._beat(store)
         there = [m for m in others if m in heard or store.check([f"beat/{m}"])]
-        key = f"trouble/{generation}"
-        trouble = _trouble(store.get(key)) if store.check([key]) else None
         beats = _beats(store, there)
         heard.update(beats)
+        key = f"trouble/{generation}"  # after the beats: who left because of it had written it down
+        trouble = _trouble(store.get(key)) if store.check([key]) else None
         return generation, beats, trouble
 
     def _judge(
