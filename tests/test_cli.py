@@ -152,6 +152,7 @@ def test_topology_shows_weights_spectrum_and_bytes(tmp_path: Path):
     assert "0.853553" in text and "0.417" in text
 
 
+@pytest.mark.system
 def test_topology_lazy_large_and_changing():
     lazy = run_json("topology", "ring", "-n", "8", "--lazy", "0.5")
     assert lazy["rho"] == pytest.approx(0.9023689) and lazy["positive_definite"]
@@ -221,6 +222,7 @@ def test_user_errors_are_one_line_and_exit_2(
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
+@pytest.mark.system
 def test_reproduce_writes_a_run_directory_and_prints_only_json(tmp_path: Path):
     found = run_json("reproduce", "regression", "--quick", "--out", str(tmp_path / "run"))
     assert {row["method"] for row in found["table"]} == ALGORITHMS.keys()
@@ -342,6 +344,7 @@ def test_without_the_lab_extra_it_says_how_to_install(monkeypatch, capsys):
     assert 'pip install "decentlam[lab]"' in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_ctrl_c_exits_130_with_one_line(tmp_path: Path):
     """While it reads a file that never ends: in the midst of numpy, an interrupt may get lost."""
     endless = tmp_path / "calibration.json"

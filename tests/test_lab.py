@@ -132,6 +132,7 @@ def test_sampled_gradients_are_unbiased():
         problem.sampled(51)
 
 
+@pytest.mark.system
 def test_a_run_directory_holds_recipe_records_table_and_figures(tmp_path: Path):
     study = STUDIES["regression"]
     recipe = dataclasses.replace(study.recipe(seed=2), methods=("dsgd", "decentlam"), steps=60)

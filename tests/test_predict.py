@@ -40,6 +40,7 @@ def test_bad_bandwidths_list_what_is_allowed(text: str):
         parse_bandwidth(text)
 
 
+@pytest.mark.system
 def test_predict_prints_every_method_and_topology_and_draws(tmp_path: Path):
     picture = tmp_path / "nodes.png"
     options = ("-n", "8", "--bandwidth", "10Gbit", "--compute-ms", "100", "--batch", "256")
@@ -57,6 +58,7 @@ def test_predict_prints_every_method_and_topology_and_draws(tmp_path: Path):
     assert "one-peer-hypercube" in text and "decentlam-steady" in text and "Not calibrated" in text
 
 
+@pytest.mark.system
 def test_predict_takes_other_models_late_nodes_and_a_calibration(tmp_path: Path):
     path = tmp_path / "constants.json"
     save_calibration(replace(Calibration(), overhead_seconds=1.0), path)
@@ -73,6 +75,7 @@ def test_predict_takes_other_models_late_nodes_and_a_calibration(tmp_path: Path)
     assert fitted["model_bytes"] == 4 * 1_248_424 and "left out in turn" in fitted["notes"][0]
 
 
+@pytest.mark.system
 def test_predict_puts_the_paper_beside_itself():
     found = run_json("--paper")
     one_peer = [row["bipartite-random-match"] for row in found["rows"]]

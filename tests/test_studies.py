@@ -113,6 +113,7 @@ def test_the_fixed_setting_is_the_recipe_of_the_bias():
     assert (here.lr, here.momentum, here.epochs, here.nodes) == (0.05, 0.9, 20.0, 8)
 
 
+@pytest.mark.system
 def test_large_batch_chooses_the_best_rate_of_the_first_seed_for_all(tmp_path: Path):
     setting = replace(
         large_batch.recipe(quick=True),
@@ -155,6 +156,7 @@ def worker_runs(setting: large_batch.LargeBatch, directory: Path) -> None:
         worker.run(recipe, directory / "runs" / name(recipe))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("study", ["models", "topologies"])
 def test_a_small_study_writes_a_row_per_method_and_a_figure(tmp_path: Path, study: str):
     setting = STUDIES[study].recipe(quick=True)
