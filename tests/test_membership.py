@@ -344,3 +344,12 @@ def test_no_batch_is_lost_whoever_is_lost_when(seed: int) -> None:
         gone.update(struck)
     assert run.missing() == []
     assert all(len([m for m in who if m not in gone]) <= 1 for who in run.took.values())
+
+
+def test_no_thread_is_left_in_torch_when_a_process_ends() -> None:
+    """Python ends threads where they are, and inside of torch that aborts the process."""
+    Membership(dist.HashStore(), rank=0, num_processes=1, timeout=20.0, wait=20.0)
+    ours = [t for t in threading.enumerate() if t.name in ("decentlam watch", "decentlam store")]
+    assert len(ours) == 2
+    watch.stop()
+    assert not any(t.is_alive() for t in ours)

@@ -58,9 +58,10 @@ class StoreCalls:
         self._unanswered: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._closed = False
-        threading.Thread(
+        self._thread = threading.Thread(
             target=_serve, args=(store, self._requests), name="decentlam store", daemon=True
-        ).start()
+        )
+        self._thread.start()
 
     def call(self, request: Callable[[Any], T], seconds: float) -> T:
         """What request(store) returns, or an error after this many seconds."""
@@ -89,6 +90,10 @@ class StoreCalls:
         for future in waiting:
             with contextlib.suppress(InvalidStateError):  # the answer has just come
                 future.set_exception(_left())
+
+    def join(self, seconds: float) -> None:
+        """After `close`: a process whose thread is inside of torch when Python ends is aborted."""
+        self._thread.join(seconds)
 
 
 def _left() -> StoreError:

@@ -48,6 +48,7 @@ _LONGEST_BEAT = 1.0
 _GONE = 2  # answers in a row without which the store counts as gone
 _READ_BEATS = 2.5  # that the process of the store stays for the others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
+_END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
 
 
@@ -207,6 +208,8 @@ class Watch:
                 self._let_others_read()
             self.calls.close()
             self._wake_up()
+            self._thread.join(_END_SECONDS)
+            self.calls.join(_END_SECONDS)
 
     def _let_others_read(self) -> None:
         """The store may end with this process; before, all should know that it left in order."""
@@ -253,7 +256,7 @@ class Watch:
                 if calls is self.calls and not self._stopped:
                     self.store_error = error
                     self._stop_waiting(Trouble(f"{error}. Perhaps this process itself was cut off"))
-                time.sleep(self._interval)
+                time.sleep(0.0 if self._stopped else self._interval)
             except Exception:  # whatever it is, the others must go on hearing this process
                 log.exception("the heartbeat could not look at the others")
                 time.sleep(self._interval)
