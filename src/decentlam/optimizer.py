@@ -175,7 +175,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _show_state(self) -> None:
         """Shows the flat state as per-parameter views, the form torch saves and loads."""
         for round in self.runtime.rounds:
-            for p, views in round.state_views():
+            for p, views in round.shard.state_views():
                 self.state[p] = views
 
     # What runs -------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         super().load_state_dict(state_dict)
         self.runtime.use_groups(self.param_groups)  # torch has made a new list of them
         for round in self.runtime.rounds:
-            round.load_state({p: self.state.get(p, {}) for p in round.bucket.params})
+            round.shard.load_state({p: self.state.get(p, {}) for p in round.bucket.params})
         self._show_state()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def take(objects: Objects) -> Content:
 def whole_state(objects: Objects) -> dict[str, Any]:
     """The method's own tensors by name of the parameter; on all processes together."""
     names, rounds = objects.names(), objects.optimizer.runtime.rounds
-    return {names[p]: views for round in rounds for p, views in round.whole_state()}
+    return {names[p]: views for round in rounds for p, views in round.shard.whole_state()}
 
 
 def average(contents: Iterable[Content], number: int) -> Content:
@@ -156,7 +156,7 @@ def put(objects: Objects, content: Content, rng: bool) -> None:
     optimizer.load_state_dict({"state": {}, "param_groups": groups})
     saved = {p: content["state"].get(name, {}) for p, name in objects.names().items()}
     for round in optimizer.runtime.rounds:
-        round.load_whole_state(saved)
+        round.shard.load_whole_state(saved)
     optimizer.runtime.forget()
     for name, thing in objects.others.items():
         stateful(thing).load_state_dict(content["others"][name])

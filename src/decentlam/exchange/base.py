@@ -97,6 +97,8 @@ class Exchange(ABC):
     # Whether `receive` and `send` may be called from another thread than the training's. Not for
     # collectives: their order must be the same on all processes.
     threaded = False
+    # Whether a message is only read, so that it may lie where the parameters are.
+    only_reads = False
     # Whether messages build on what neighbors were told before.
     remembers = False
     # Of the step that ended last: neighbors whose messages were left out, and how many steps the

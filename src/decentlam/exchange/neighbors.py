@@ -78,6 +78,8 @@ class NcclWire(Wire):
 class Neighbors(Exchange):
     """Sends each bucket whole to the neighbors of this node and receives theirs."""
 
+    only_reads = True
+
     def __init__(
         self,
         network: Network,

@@ -19,6 +19,8 @@ class Rounded(Exchange):
     no average. Nodes that are equal stay so. Nothing is remembered, so any symmetric weights do.
     """
 
+    only_reads = True
+
     def __init__(self, inner: Neighbors, dtype: torch.dtype) -> None:
         self._inner, self._dtype = inner, dtype
         self.threaded = inner.threaded

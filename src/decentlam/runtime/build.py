@@ -156,8 +156,8 @@ def build(
     rounds = []
     for number, bucket in enumerate(buckets):
         its_algorithm = algorithm.with_hyper(groups[bucket.group])
-        round = Round(number, bucket, its_algorithm, network, timeout)
-        round.load_state({p: dict(state.get(p, {})) for p in bucket.params})
+        round = Round(number, bucket, its_algorithm, network, timeout, in_place=not options.elastic)
+        round.shard.load_state({p: dict(state.get(p, {})) for p in bucket.params})
         rounds.append(round)
     overlap = usual_overlap(algorithm, options, network)
     exchanges, buffers = _exchanges(
@@ -253,7 +253,7 @@ def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int
             dist.broadcast(x, source, group=group)
     for round in runtime.rounds:
         if round.bucket.group >= first_group:
-            round.load_state({})  # a state that begins at x begins at this one
+            round.shard.load_state({})  # a state that begins at x begins at this one
 
 
 def _exchanges(
@@ -274,7 +274,7 @@ def _exchanges(
     exchanges: dict[Reach, Exchange] = {Reach.NOBODY: NoExchange()}
     if shares and Reach.NEIGHBORS in reached and rounds:
         rows = most_payloads(algorithm, Reach.NEIGHBORS)
-        likes = [round.x.new_empty((rows, len(round.x))) for round in rounds]
+        likes = [round.shard.x.new_empty((rows, len(round.shard.x))) for round in rounds]
         shared = map_buffers(network, likes)
         if shared is not None:
             exchanges[Reach.NEIGHBORS] = SharedMemory(network, topology, shared, timeout)
@@ -282,7 +282,7 @@ def _exchanges(
             log.info("no memory to share; messages are sent through the process group")
     missing = reached - set(exchanges)
     rows = max((most_payloads(algorithm, reach) for reach in missing), default=0)
-    buffers = [round.x.new_empty((rows, len(round.x))) for round in rounds if rows]
+    buffers = [round.shard.x.new_empty((rows, len(round.shard.x))) for round in rounds if rows]
     if Reach.EVERYONE in missing:
         exchanges[Reach.EVERYONE] = AllReduce(network, buffers, timeout)
     if Reach.NEIGHBORS in missing and options.patience_seconds is not None:

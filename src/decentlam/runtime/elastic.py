@@ -123,7 +123,7 @@ def hand_over(
         return
     key = f"groups/{generation.number}"
     tensors = [bucket.x for bucket in runtime.buckets]
-    tensors += [t for round in runtime.rounds for _, t in sorted(round.state.items())]
+    tensors += [t for round in runtime.rounds for _, t in sorted(round.shard.state.items())]
     tensors += [p.data for g in groups for p in g["params"] if not p.requires_grad]
     tensors += buffers
     rank = {member: k for k, member in enumerate(generation.members)}

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from decentlam.options import Overlap
+from decentlam.runtime.freshness import Freshness, Hyper
 
 Mode = Literal["none", "backward", "forward"]
 
@@ -38,11 +40,28 @@ class OverlapChoice:
         self._steps = 0
         self._last: float | None = None
         self._seconds: dict[Mode, list[float]] = {mode: [] for mode in _TRIED}
+        self._hypers: Sequence[Hyper] = []  # by group, as backward found them
 
     @property
     def watching(self) -> bool:
         """Whether the script must be watched: overlap may be tried, and is not under way yet."""
         return self.undecided and self.mode == "none"
+
+    def watch(self, fresh: Freshness, i: int, hypers: Sequence[Hyper]) -> None:
+        """Notes gradient i of a bucket as backward left it, and what the groups say."""
+        if not fresh.note_gradient(i):
+            self.decide("none", "gradients are accumulated over several backwards")
+        self._hypers = self._hypers or hypers
+
+    def judge(self, buckets: Sequence[Freshness], hypers: Sequence[Hyper], scaled: bool) -> None:
+        """Decides against overlap if the script changes what the messages are made of."""
+        if any(fresh.gradients_changed() for fresh in buckets):
+            self.decide("none", "gradients change between backward and step()")
+        elif self._hypers not in ([], hypers):
+            self.decide("none", "the learning rate changes between backward and step()")
+        elif scaled:
+            self.decide("none", "a GradScaler looks at the whole gradient")
+        self._hypers = []
 
     def decide(self, mode: Mode, reason: str) -> None:
         self.mode, self.reason, self.undecided = mode, reason, False

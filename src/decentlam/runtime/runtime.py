@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,15 +20,17 @@ from decentlam.exchange.base import Exchange
 from decentlam.exchange.network import Network
 from decentlam.exchange.none import NoExchange
 from decentlam.options import Options
-from decentlam.runtime import gradients
 from decentlam.runtime.bucket import Bucket
 from decentlam.runtime.evaluation import Evaluation
+from decentlam.runtime.finite import DeferredLook
 from decentlam.runtime.forward import Forward
 from decentlam.runtime.freshness import hyper_of
+from decentlam.runtime.gradients import WholeGradient
 from decentlam.runtime.groups import ParamGroup, advance, skip, step_of
 from decentlam.runtime.mistakes import EqualMessages, WrapperCheck
 from decentlam.runtime.overlap import OverlapChoice
-from decentlam.runtime.round import Phase, Plan, Round
+from decentlam.runtime.round import Phase, Round
+from decentlam.runtime.shard import Plan
 from decentlam.runtime.statistics import StepStatistics
 from decentlam.runtime.worker import Worker
 from decentlam.topology import Topology
@@ -91,9 +94,8 @@ class Runtime:
         self._refused: str | None = None  # why a message was not sent
         self.alone_buckets: list[int] = []  # of the step in which it ended
         self.alone_until = 0
-        self._hyper_seen: list[dict[str, float]] = []
         self._wrapper, self._equal = WrapperCheck(), EqualMessages()
-        self._finite = gradients.DeferredLook()
+        self._finite = DeferredLook()
         if network.num_processes > 1:
             self._wrapper.watch(p for round in rounds for p in round.bucket.params)
         self._hooks = [
@@ -163,7 +165,7 @@ class Runtime:
             )
         round.bucket.adopt_gradient(i)
         if self.overlap.watching and self._synchronizing:
-            self._watch(round, i)
+            self.overlap.watch(round.fresh, i, self._hypers())
         if sends:
             round.collect(i)
             try:
@@ -240,24 +242,8 @@ class Runtime:
     def _send(self, round: Round) -> None:
         round.send(self.exchange, self._plan(round), self._checks_finite, self._worker)
 
-    # Watching what the script does, before overlap is tried -----------------------------------
-
-    def _watch(self, round: Round, i: int) -> None:
-        """Notes the gradient as backward left it: overlap must not be tried if that changes."""
-        if not round.fresh.note_gradient(i):
-            self.overlap.decide("none", "gradients are accumulated over several backwards")
-        if not self._hyper_seen:
-            self._hyper_seen = [hyper_of(group) for group in self._groups]
-
-    def _judge(self, scaled: bool) -> None:
-        """Decides against overlap if the script changes what the messages are made of."""
-        if any(round.fresh.gradients_changed() for round in self.rounds):
-            self.overlap.decide("none", "gradients change between backward and step()")
-        elif self._hyper_seen not in ([], [hyper_of(group) for group in self._groups]):
-            self.overlap.decide("none", "the learning rate changes between backward and step()")
-        elif scaled:
-            self.overlap.decide("none", "a GradScaler looks at the whole gradient")
-        self._hyper_seen = []
+    def _hypers(self) -> list[dict[str, float]]:
+        return [hyper_of(group) for group in self._groups]
 
     # Step ------------------------------------------------------------------------------------
 
@@ -283,7 +269,8 @@ class Runtime:
         self.finish()
         self._check_parameters(absent)
         if self.overlap.watching:
-            self._judge(found_inf is not None)
+            fresh = [round.fresh for round in self.rounds]
+            self.overlap.judge(fresh, self._hypers(), scaled=found_inf is not None)
         skipped = absent
         try:
             skipped = absent or self._prepare_gradients(found_inf, scale)
@@ -348,25 +335,20 @@ class Runtime:
         for bucket in self.buckets:
             bucket.gather_gradients()
         found = [g for bucket in self.buckets for g in bucket.gradients()]
-        network, options, index = self.network, self._options, self.index
-
-        def sum_in_node(tensor: Tensor) -> None:
-            self.rounds[0].sum_in_node(tensor, index)
-
-        if not gradients.unscale(found, network, sum_in_node, found_inf, scale):
+        options, timeout = self._options, timedelta(seconds=self._options.wait_seconds)
+        whole = WholeGradient(found, self.network, self.index, timeout)
+        if not whole.unscale(found_inf, scale):
             return True
-        if options.nonfinite == "skip" and not gradients.finite_in_node(
-            found, network, sum_in_node, index
-        ):
+        if options.nonfinite == "skip" and not whole.finite():
             return True
         if options.max_grad_norm is not None:
-            gradients.clip(found, network, sum_in_node, options.max_grad_norm)
+            whole.clip(options.max_grad_norm)
         return False
 
     def _update(self, skipped: bool) -> None:
         """Updates all buckets, or leaves that to the next forward."""
         index, exchange = self.index, self.exchange
-        sizes = sum(round.x.nbytes for round in self.rounds)
+        sizes = sum(round.shard.x.nbytes for round in self.rounds)
         sent = exchange.bytes_sent(self.algorithm.payloads(index) * sizes, index)
         plans = [self._plan(round) for round in self.rounds]
         worker, later = self._worker, self._forward
@@ -502,6 +484,8 @@ class Runtime:
         """Makes the parameters the mean of all nodes, until `train`; on every process."""
         if not self._evaluation.active:
             self.check_between_steps("average the model")
+            for round in self.rounds:
+                round.release_x()
             self._evaluation.enter([bucket.x for bucket in self.buckets], model, self.network)
 
     def train(self) -> None:
@@ -558,7 +542,7 @@ class Runtime:
         return {
             "parameters": sum(bucket.x.nbytes for bucket in self.buckets),
             "gradients": sum(round.gradient_bytes() for round in self.rounds),
-            "state": sum(t.nbytes for round in self.rounds for t in round.state.values()),
+            "state": sum(t.nbytes for round in self.rounds for t in round.shard.state.values()),
             "messages": sum(b.nbytes for b in self._buffers) + sum(k["messages"] for k in held),
             "received": sum(k["received"] for k in held),
         }

@@ -19,7 +19,8 @@ from torch import nn
 from decentlam.errors import StaleMessageError
 from decentlam.runtime.bucket import Bucket
 from decentlam.runtime.forward.parameter import AwaitedParameter, await_all, release
-from decentlam.runtime.round import Phase, Plan, Round
+from decentlam.runtime.round import Phase, Round
+from decentlam.runtime.shard import Plan
 from decentlam.runtime.worker import Worker
 
 
