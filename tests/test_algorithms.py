@@ -56,6 +56,32 @@ def test_update_reads_g_only(method: tuple[str, dict]) -> None:
     assert torch.equal(g, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=method_id)
+def test_update_is_the_same_with_what_the_runtime_has_at_hand(
+    method: tuple[str, dict], dtype: torch.dtype
+) -> None:
+    """The mix may lie in the memory of x, and the own message may be there to read."""
+    torch.manual_seed(0)
+    algorithm, step = make(method[0], **method[1]), Step(3, 0.1, lr_ratio=0.5)
+    x, g, other = (torch.randn(6, dtype=dtype) for _ in range(3))
+    state = random_state(algorithm, x)
+    message = algorithm.message(x, g, state, step)
+    payloads = message if isinstance(message, tuple) else (message,)
+    mixes = [torch.lerp(payload, other, 0.5) for payload in payloads]
+    found = []
+    for at_hand in (False, True):
+        own_x, own_state = x.clone(), {name: t.clone() for name, t in state.items()}
+        mixed = [mix.clone() for mix in mixes]
+        if at_hand and algorithm.replaces_x:
+            mixed[0] = own_x.copy_(mixed[0])
+        sent = payloads[0].clone() if at_hand and len(payloads) == 1 else None
+        given = tuple(mixed) if len(mixed) > 1 else mixed[0]
+        algorithm.update(own_x, g, given, own_state, step.at(sent=sent))
+        found.append([own_x, *own_state.values()])
+    torch.testing.assert_close(found[0], found[1])
+
+
 @pytest.mark.parametrize("method", METHODS, ids=method_id)
 def test_stacked_run_is_the_row_by_row_run(method: tuple[str, dict]) -> None:
     """The two functions serve (n, d) and (d,) alike: here n nodes keep separate tensors."""

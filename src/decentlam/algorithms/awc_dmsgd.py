@@ -33,6 +33,10 @@ class AWCDmSGD(Algorithm):
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
 
+    @property
+    def replaces_x(self) -> bool:
+        return not self.heavy_ball
+
     def message(self, x, g, state, step):
         return x
 

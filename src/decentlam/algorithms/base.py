@@ -51,6 +51,12 @@ class Step:
     weight_decay: float = 0.0  # already inside g
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
     out: Tensor | None = None  # where a one-payload message may be written, to save a copy
+    sent: Tensor | None = None  # in update: the node's own message, if it is still at hand
+
+    def at(self, out: Tensor | None = None, sent: Tensor | None = None) -> Step:
+        """The step on one piece of the parameters; dataclasses.replace takes longer."""
+        ratios = (self.lr_ratio, self.sync_lr_ratio)
+        return Step(self.index, self.lr, *ratios, self.weight_decay, self.adaptive, out, sent)
 
 
 def lr_ratio(lr: float, previous_lr: float | None) -> float:
@@ -107,6 +113,12 @@ class Algorithm(ABC):
     @property
     def layerwise(self) -> bool:
         """Whether message and update must be called on one layer at a time."""
+        return False
+
+    @property
+    def replaces_x(self) -> bool:
+        """Whether x becomes the mix (its first payload) and `update` needs no other x. It is then
+        mixed in the memory of x, and `update` finds it there."""
         return False
 
     @property

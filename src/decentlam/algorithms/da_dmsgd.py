@@ -27,6 +27,10 @@ class DADmSGD(Algorithm):
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
 
+    @property
+    def replaces_x(self) -> bool:
+        return True
+
     def message(self, x, g, state, step):
         h = torch.add(g, state["m"], alpha=self.beta)
         direction = torch.add(g, h, alpha=self.beta) if self.nesterov else h

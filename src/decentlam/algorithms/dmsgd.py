@@ -25,8 +25,12 @@ class DmSGD(Algorithm):
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
 
+    @property
+    def replaces_x(self) -> bool:
+        return True
+
     def message(self, x, g, state, step):
-        direction = momentum(g, state["m"], self.beta, self.nesterov)
+        direction = momentum(g, state["m"], self.beta, self.nesterov, step.out)
         return torch.sub(x, direction, alpha=step.lr, out=step.out)
 
     def update(self, x, g, mixed, state, step):

@@ -17,6 +17,10 @@ class DSGD(Algorithm):
     def alone(self):
         return PmSGD(0.0)
 
+    @property
+    def replaces_x(self) -> bool:
+        return True
+
     def message(self, x, g, state, step):
         return torch.sub(x, g, alpha=step.lr, out=step.out)
 

@@ -35,6 +35,10 @@ class GTDmSGD(Algorithm):
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
 
+    @property
+    def replaces_x(self) -> bool:
+        return True
+
     def message(self, x, g, state, step):
         y = state["c"] + (g - state["previous"])
         h = momentum(y, state["m"], self.beta, self.nesterov)

@@ -12,10 +12,12 @@ CHUNK = 1 << 19  # elements; smaller ones cost calls, larger ones fall out of th
 _fused_sgd = getattr(torch, "_fused_sgd_", None)
 
 
-def momentum(g: Tensor, m: Tensor, beta: float, nesterov: bool) -> Tensor:
+def momentum(
+    g: Tensor, m: Tensor, beta: float, nesterov: bool, out: Tensor | None = None
+) -> Tensor:
     """The direction of momentum SGD: beta m + g, or g + beta (beta m + g) with Nesterov."""
-    h = torch.add(g, m, alpha=beta)
-    return torch.add(g, h, alpha=beta) if nesterov else h
+    h = torch.add(g, m, alpha=beta, out=out)
+    return torch.add(g, h, alpha=beta, out=out) if nesterov else h
 
 
 def momentum_step_(
@@ -44,11 +46,9 @@ def heavy_ball_step_(x: Tensor, target: Tensor, v: Tensor, beta: float) -> None:
 def fusible(*tensors: Tensor) -> bool:
     """Whether the fused kernel is there and takes these: dense memory of one precision."""
     first = tensors[0].dtype
-    return (
-        _fused_sgd is not None
-        and first in (torch.float32, torch.float64)
-        and all(t.is_contiguous() and t.dtype == first and not t.is_meta for t in tensors)
-    )
+    if _fused_sgd is None or first not in (torch.float32, torch.float64):
+        return False
+    return all(t.dtype is first and t.is_contiguous() and not t.is_meta for t in tensors)
 
 
 def fused_step_(

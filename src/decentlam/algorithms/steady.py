@@ -71,10 +71,11 @@ class SteadyDecentLaM(Algorithm):
             s.mul_(step.lr_ratio)
         # In float64, 1 - (1 - lr) would not be lr to the last digit.
         fast = x.dtype is torch.float32 and not self.nesterov and kept > 0 and mu > 0
-        if fast and fusible(x, g, mixed, v, s):
-            fused_step_(x, g, v, lr=1.0, momentum=kept, dampening=1 - step.lr)  # x: what was sent
-            taken = x.sub_(mixed)
-            v.add_(taken, alpha=c)
+        if fast and step.lr > 0 and step.sent is not None and fusible(x, g, mixed, v, s):
+            taken = torch.sub(step.sent, mixed, out=x)
+            # Weight decay c / lr of `taken`, which a rate of 0 leaves as it is.
+            decay, dampening = c / step.lr, 1 - step.lr
+            fused_step_(taken, g, v, lr=0.0, momentum=kept, weight_decay=decay, dampening=dampening)
             fused_step_(v, taken, s, lr=c - 1, momentum=mu, dampening=mu)
         else:
             v.mul_(kept).add_(g, alpha=step.lr)  # from here on as in message

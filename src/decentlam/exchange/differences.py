@@ -30,7 +30,7 @@ class Differences(Exchange):
     The first message to a neighbor is sent whole, and so is the first after `forget`.
     """
 
-    remembers = True
+    only_reads = remembers = True
 
     def __init__(self, inner: Neighbors, codec: Codec) -> None:
         self._inner, self._codec = inner, codec

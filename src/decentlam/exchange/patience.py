@@ -245,7 +245,7 @@ def _close_all() -> None:
 class Patience(Exchange):
     """Messages to neighbors and back, as far as they come within `patience_seconds`."""
 
-    threaded = True
+    only_reads = threaded = True
 
     def __init__(
         self,

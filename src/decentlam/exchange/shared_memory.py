@@ -21,6 +21,8 @@ from decentlam.topology import Topology
 class SharedMemory(Exchange):
     """The messages of all neighbors, read in place."""
 
+    only_reads = True
+
     def __init__(
         self, network: Network, topology: Topology, buffers: SharedBuffers, timeout: timedelta
     ) -> None:

@@ -70,6 +70,7 @@ class Round:
         self._sending: Future[None] | None = None  # the worker's job that sends the message
         self._pending: Pending | None = None
         self._is_x = False  # whether the message that is pending is x itself
+        self._sent: Tensor | None = None  # that message, if nobody writes to it
         self._finite: Tensor | None = None  # NCCL: what nobody has looked at yet
         if self._within is not None:
             self._within.abandon()
@@ -191,6 +192,7 @@ class Round:
 
         def form_and_send() -> None:
             self._form(message, plan, check)
+            self._sent = message if exchange.only_reads and not self._is_x else None
             self._pending = exchange.send(self.number, message, plan.step.index)
 
         if worker is None:
@@ -199,14 +201,11 @@ class Round:
             self._sending = worker.submit(form_and_send)
 
     def _form(self, message: Tensor, plan: Plan, check: bool) -> None:
-        look = check and not self._network.is_nccl
-        if self._is_x:
-            good = not look or finite.all_finite(message)
-        else:
-            good = self.shard.form(message, self._gradients, plan, look)
-        if check and not look:
+        if not self._is_x:
+            self.shard.form(message, self._gradients, plan)
+        if check and self._network.is_nccl:
             self._finite = finite.flag([message], self._finite)
-        if not good:
+        elif check and not finite.all_finite(message):
             names = self.shard.nonfinite_names(message)
             finite.refuse(self._network.node, plan.step.index, names)
 
@@ -253,7 +252,7 @@ class Round:
             self._pending.finish()  # x is about to change
         waited = time.perf_counter() - begun
         if self._phase is Phase.SENT:  # nobody gave the step up meanwhile
-            self.shard.update(terms, self._gradients, plan)
+            self.shard.update(terms, self._gradients, plan, self._sent)
             self.shard.restore(self._unmoved)
             if self._within is not None:
                 self._within.begin_gather(plan.step.index, self.shard.x)

@@ -10,7 +10,6 @@ cache. The terms of a mix are summed inside of that, so that each received byte 
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Step
-from decentlam.algorithms.kernels import CHUNK
 from decentlam.exchange.base import Terms, combine
 from decentlam.exchange.network import Network
 from decentlam.runtime.bucket import Bucket, shaped_like
@@ -49,6 +47,7 @@ class Shard:
         self._cut = [
             (self.x[s], {name: t[s] for name, t in self.state.items()}) for _, _, s in self._pieces
         ]
+        self._sizes = [len(x) for x, _ in self._cut]
         self._adaptive = [not algorithm.layerwise or p.ndim > 1 for p in bucket.params]
 
     # The recursion ------------------------------------------------------------------------------
@@ -64,34 +63,47 @@ class Shard:
         x, state = self.x[:1], {name: t[:1] for name, t in self.state.items()}
         return plan.algorithm.message(x, x, state, plan.step) is x
 
-    def form(self, message: Tensor, gradients: Sequence[Tensor], plan: Plan, look: bool) -> bool:
-        """Fills the message, (payloads, size); False if `look` finds a value that is not finite."""
+    def form(self, message: Tensor, gradients: Sequence[Tensor], plan: Plan) -> None:
+        """Fills the message, (payloads, size)."""
         algorithm, step = plan.algorithm, plan.step
         if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
             gradients = [x for x, _ in self._cut]
             step = dataclasses.replace(step, weight_decay=0.0)
-        finite = True
-        for (_, _, s), (x, state), g in zip(self._pieces, self._cut, gradients, strict=True):
-            rows = [row[s] for row in message]
-            here = dataclasses.replace(step, out=rows[0]) if len(rows) == 1 else step
-            formed = algorithm.message(x, _decayed(g, x, step), state, here)
-            payloads = formed if isinstance(formed, tuple) else (formed,)
-            for row, payload in zip(rows, payloads, strict=True):
-                if payload is not row:
-                    row.copy_(payload)
-                finite = finite and (not look or math.isfinite(row.sum().item()))
-        return finite
+        rows = self._rows(message)
+        for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
+            out = rows[0][i] if len(rows) == 1 else None
+            formed = algorithm.message(x, _decayed(g, x, step), state, step.at(out))
+            for row, payload in zip(rows, _payloads(formed), strict=True):
+                if payload is not row[i]:
+                    row[i].copy_(payload)
 
-    def update(self, terms: Terms, gradients: Sequence[Tensor], plan: Plan) -> None:
-        """Makes x and state new; without terms the own message is the mix."""
+    def update(
+        self, terms: Terms, gradients: Sequence[Tensor], plan: Plan, sent: Tensor | None = None
+    ) -> None:
+        """Makes x and state new; without terms the own message is the mix. `sent` is the own
+        message if it is still as it was formed."""
         algorithm, step = plan.algorithm, plan.step
         plain = dataclasses.replace(step, adaptive=False)
-        cut = zip(self._pieces, self._cut, gradients, strict=True)
-        for i, ((_, _, s), (x, state), g) in enumerate(cut):
+        weights, mixing = [w for w, _ in terms], [self._rows(t) for _, t in terms]
+        own = None if sent is None or len(sent) > 1 else self._rows(sent)[0]
+        in_x = algorithm.replaces_x
+        payloads = len(mixing[0]) if mixing else 0
+        scratch = _scratch(payloads - in_x, max(self._sizes, default=0), self.x)
+        for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
             g = _decayed(g, x, step)
-            mixed = _mixed(terms, s) if terms else algorithm.message(x, g, state, step)
+            if terms:
+                outs = [row.narrow(0, 0, self._sizes[i]) for row in scratch]
+                outs = [x, *outs] if in_x else outs
+                mixed = _mixed(weights, [[row[i] for row in rows] for rows in mixing], outs)
+            else:
+                mixed = algorithm.message(x, g, state, step)
             adaptive = not algorithm.layerwise or self._adaptive[i]
-            algorithm.update(x, g, mixed, state, step if adaptive else plain)
+            here = (step if adaptive else plain).at(sent=None if own is None else own[i])
+            algorithm.update(x, g, mixed, state, here)
+
+    def _rows(self, message: Tensor) -> list[Sequence[Tensor]]:
+        """The payloads of a message, each cut into pieces."""
+        return [row.split(self._sizes) for row in message.unbind()]
 
     def mixed_with_the_same(
         self, terms: Terms, gradients: Sequence[Tensor], plan: Plan
@@ -190,25 +202,29 @@ def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
     return torch.add(g, x, alpha=step.weight_decay) if step.weight_decay else g
 
 
-def _mixed(terms: Terms, piece: slice) -> Message:
-    """The mix of one piece, in memory that the next one uses again."""
-    rows = []
-    for k, own in enumerate(terms[0][1][:, piece]):
-        rows.append(combine([(w, t[k, piece]) for w, t in terms], out=_scratch(k, own)))
-    return tuple(rows) if len(rows) > 1 else rows[0]
+def _payloads(message: Message) -> tuple[Tensor, ...]:
+    return message if isinstance(message, tuple) else (message,)
+
+
+def _mixed(weights: list[float], pieces: list[list[Tensor]], outs: list[Tensor]) -> Message:
+    """The mix of one piece, of which `pieces` has the payloads of each term."""
+    mixed = [
+        combine(list(zip(weights, payloads, strict=True)), out=out)
+        for payloads, out in zip(zip(*pieces, strict=True), outs, strict=True)
+    ]
+    return tuple(mixed) if len(mixed) > 1 else mixed[0]
 
 
 _memory = threading.local()  # the training's thread and the worker may update at once
 
 
-def _scratch(row: int, like: Tensor) -> Tensor | None:
-    """Memory for a piece like this, the same at every call of a thread: fresh memory costs more
-    than what is computed in it. None for a layer that is larger than pieces are."""
-    if like.device.type == "cpu" and len(like) > CHUNK:
-        return None
+def _scratch(rows: int, size: int, like: Tensor) -> list[Tensor]:
+    """Memory for mixes, the same at every call of a thread: fresh memory costs more than what is
+    computed in it."""
     held: dict[Any, Tensor] = vars(_memory).setdefault("held", {})
-    key = row, like.dtype, like.device
-    if key not in held or len(held[key]) < len(like):
-        with torch.inference_mode(False):  # it outlives an evaluation that comes to need it first
-            held[key] = torch.empty_like(like)
-    return held[key][: len(like)]
+    for row in range(rows):
+        found = held.get((row, like.dtype, like.device))
+        if found is None or len(found) < size:
+            with torch.inference_mode(False):  # it outlives an evaluation that needs it first
+                held[row, like.dtype, like.device] = like.new_empty(size)
+    return [held[row, like.dtype, like.device] for row in range(rows)]
