@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,13 @@ def test_pickle_and_deepcopy_keep_the_weights(name: str) -> None:
             assert repr(twin) == repr(net) and twin.fingerprint() == net.fingerprint()
             for k in range(5):
                 assert torch.equal(twin.weights(k), net.weights(k))
+
+
+def test_replaced_weights_are_not_those_remembered_of_the_original() -> None:
+    net = topology.ring(4)
+    assert net.neighbors(0) == [1, 3]  # remembered from here on
+    assert replace(net, rule=topology.complete(4).rule).neighbors(0) == [1, 2, 3]
+    assert net.neighbors(0) == [1, 3]
 
 
 def test_pickles_do_not_grow_with_the_steps_taken() -> None:

@@ -42,7 +42,7 @@ class Topology:
     description: str = ""
     # Random pairs: largest eigenvalue off the average of the mean exchange; gives rho exactly.
     pairing: float | None = None
-    _cache: dict[int, SparseWeights] = field(default_factory=dict, repr=False)
+    _cache: dict[int, SparseWeights] = field(default_factory=dict, init=False, repr=False)
 
     def sparse(self, step: int = 0) -> SparseWeights:
         """W at `step` by rows; what every hot path uses."""
