@@ -17,8 +17,7 @@ from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Reach, Step
 from decentlam.exchange.dense import DenseMix
-from decentlam.topology import Topology
-from decentlam.topology.sparse import SparseWeights
+from decentlam.topology import SparseWeights, Topology
 
 _DIRECTIONS = 2  # random starts followed at once; the fastest takes over
 _RESCALE = 8  # steps after which what grows or shrinks is brought back to the size of 1

@@ -15,7 +15,6 @@ from decentlam.topology.finite import base_4 as base_4
 from decentlam.topology.finite import base_5 as base_5
 from decentlam.topology.finite import base_graph as base_graph
 from decentlam.topology.finite import one_peer_hyper_cuboid as one_peer_hyper_cuboid
-from decentlam.topology.sparse import SparseWeights as SparseWeights
 from decentlam.topology.static import (
     bluefog_symmetric_exponential as bluefog_symmetric_exponential,
 )
@@ -34,6 +33,7 @@ from decentlam.topology.varying import (
     one_peer_symmetric_exponential as one_peer_symmetric_exponential,
 )
 from decentlam.topology.weights import WEIGHT_RULES as WEIGHT_RULES
+from decentlam.topology.weights import SparseWeights as SparseWeights
 
 TOPOLOGIES: dict[str, Callable[..., Topology]] = {
     "ring": ring,

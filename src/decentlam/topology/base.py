@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentlam.topology import spectrum
 from decentlam.topology.check import check_step
-from decentlam.topology.sparse import SparseWeights
+from decentlam.topology.weights import SparseWeights
 
 _CACHED_STEPS = 64
 _SAMPLED_STEPS = 16  # a random topology's properties are checked on this many steps
@@ -94,13 +94,11 @@ class Topology:
             raise ValueError(
                 f"rate must be in (0, 1], got {rate}; 1 leaves the weights as they are"
             )
-        return Topology(
-            f"lazy({self.name}, {rate:g})",
-            self.num_nodes,
-            self.period,
-            partial(_lazy, self.rule, rate),
-            f"{self.description}, mixed at rate {rate:g}",
-            self.pairing,
+        return replace(
+            self,
+            name=f"lazy({self.name}, {rate:g})",
+            rule=partial(_lazy, self.rule, rate),
+            description=f"{self.description}, mixed at rate {rate:g}",
         )
 
     # What is known of the weights ------------------------------------------------------------
@@ -118,9 +116,9 @@ class Topology:
     def doubly_stochastic(self) -> bool:
         """Rows and columns of W sum to one at every step, so that mixing keeps the average."""
         return all(
-            np.allclose(np.bincount(w.rows, w.values, self.num_nodes), 1, atol=1e-9)
-            and np.allclose(np.bincount(w.columns, w.values, self.num_nodes), 1, atol=1e-9)
+            np.allclose(np.bincount(side, w.values, self.num_nodes), 1, atol=1e-9)
             for w in self._sampled()
+            for side in (w.rows, w.columns)
         )
 
     @cached_property
@@ -188,9 +186,7 @@ class Topology:
         return map(self.sparse, range(self.period or 0))
 
     def _sampled_steps(self) -> range:
-        return range(
-            _SAMPLED_STEPS if self.period is None else min(self.period, 4 * _SAMPLED_STEPS)
-        )
+        return range(min(self.period or _SAMPLED_STEPS, 4 * _SAMPLED_STEPS))
 
     def _sampled(self) -> Iterable[SparseWeights]:
         return map(self.sparse, self._sampled_steps())

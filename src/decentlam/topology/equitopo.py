@@ -8,9 +8,8 @@ import numpy as np
 
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes, check_seed
-from decentlam.topology.sparse import SparseWeights
 from decentlam.topology.static import constant
-from decentlam.topology.weights import pairs, shifts
+from decentlam.topology.weights import SparseWeights, pairs, shifts
 
 _DRAWS = 32  # of the static graph's hops; the best is kept
 

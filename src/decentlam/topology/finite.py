@@ -10,8 +10,7 @@ import numpy as np
 
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes
-from decentlam.topology.sparse import SparseWeights
-from decentlam.topology.weights import symmetric_weights
+from decentlam.topology.weights import SparseWeights, symmetric_weights
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # one end, the other end, weight
 

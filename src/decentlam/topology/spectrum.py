@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from decentlam.topology.sparse import SparseWeights
+from decentlam.topology.weights import SparseWeights
 
 
 def eigenvalues(w: SparseWeights) -> np.ndarray:

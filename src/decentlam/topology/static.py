@@ -8,8 +8,7 @@ import numpy as np
 
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes
-from decentlam.topology.sparse import SparseWeights
-from decentlam.topology.weights import WEIGHT_RULES, shifts
+from decentlam.topology.weights import WEIGHT_RULES, SparseWeights, shifts
 
 
 def ring(n: int) -> Topology:

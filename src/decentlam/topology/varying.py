@@ -9,9 +9,8 @@ import numpy as np
 
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes, check_seed
-from decentlam.topology.sparse import SparseWeights
 from decentlam.topology.static import exponential_hops, hypercube_dimension
-from decentlam.topology.weights import pairs, shifts
+from decentlam.topology.weights import SparseWeights, pairs, shifts
 
 
 def bipartite_random_match(n: int, seed: int = 0) -> Topology:
@@ -50,8 +49,8 @@ def one_peer_symmetric_exponential(n: int) -> Topology:
     For odd n the nodes rest one after the other, and the others are paired as if they were alone.
     """
     n = check_num_nodes(n, "one_peer_symmetric_exponential")
-    hops = exponential_hops(n - n % 2)
-    period = max(1, len(hops)) if n % 2 == 0 else lcm(n, max(1, len(hops)))
+    hops = exponential_hops(max(2, n - n % 2))
+    period = len(hops) if n % 2 == 0 else lcm(n, len(hops))
     return Topology(
         "one-peer-symmetric-exponential",
         n,
@@ -79,8 +78,6 @@ def _random_pairs(n: int, seed: int, step: int) -> SparseWeights:
 
 
 def _exponential_pairs(n: int, hops: tuple[int, ...], step: int) -> SparseWeights:
-    if n == 1:
-        return pairs(1, np.empty(0, int), np.empty(0, int))
     awake = np.delete(np.arange(n), step % n) if n % 2 else np.arange(n)
     odd = np.arange(1, len(awake), 2)
     return pairs(n, awake[odd], awake[(odd + hops[step % len(hops)]) % len(awake)])
