@@ -68,30 +68,16 @@ class LinearMap:
         curvature: np.ndarray | None = None,
         center: bool = True,
     ) -> LinearMap:
-        """The nodes of a topology, or, where they do not meet, the modes of their disagreement."""
+        """The nodes of a topology, or the modes of their disagreement: on static symmetric weights
+        these do not meet, so that each is a node of its own."""
+        groups = 1
         if center and topology.static and topology.symmetric and algorithm.period == 1:
             modes = np.sort(topology.eigenvalues(0).numpy())[:-1]
-            return cls.by_mode(algorithm, modes, None if curvature is None else curvature[:1])
-        return cls(algorithm, topology, 1, curvature, center=center)
-
-    @classmethod
-    def by_mode(
-        cls,
-        algorithm: Algorithm,
-        eigenvalues: np.ndarray,
-        curvature: np.ndarray | None = None,
-        center: bool = True,
-    ) -> LinearMap:
-        """On static symmetric weights the modes do not meet: each is a node of its own."""
-        count = len(eigenvalues)
-        weights = SparseWeights(np.arange(count + 1), np.arange(count), eigenvalues)
-        modes = Topology("modes", count, 1, lambda step: weights)
-        return cls(algorithm, modes, count, curvature, center=center)
-
-    @classmethod
-    def average(cls, algorithm: Algorithm, curvature: np.ndarray | None = None) -> LinearMap:
-        """The node average, which mixing leaves as it is."""
-        return cls.by_mode(algorithm, np.ones(1), curvature, center=False)
+            groups = len(modes)
+            weights = SparseWeights(np.arange(groups + 1), np.arange(groups), modes)
+            topology = Topology("modes", groups, 1, lambda step: weights)
+            curvature = None if curvature is None else curvature[:1]
+        return cls(algorithm, topology, groups, curvature, center=center)
 
     @classmethod
     def side_by_side(

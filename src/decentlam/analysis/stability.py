@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentlam.algorithms import Algorithm, always_everyone, check_lr, make
 from decentlam.analysis.linear_map import LinearMap
-from decentlam.topology import Topology, resolve
+from decentlam.topology import Topology, complete, resolve
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ _RUNS = 20  # that are sampled where weights are random, for the confidence boun
 _SETTLE = 80  # first steps of a run that are not counted
 _BRIEF = 40  # steps of a run that tell stable from unstable
 _STUDENT = 2.093  # the 97.5 % quantile of Student's t with 19 degrees of freedom
+_AVERAGE = complete(1)  # the node average, as a network: mixing leaves it as it is
 _RATES = (0.75, 0.5, 0.3, 0.2, 0.1)  # of lazy weights, tried in this order
 
 
@@ -107,17 +108,19 @@ def growth(
     ...  for lr in (1.0, 1.5)]
     [False, True]
     """
-    method, network = _asked(algorithm, topology, momentum, num_nodes, stable, hyper)
+    network = resolve(topology, num_nodes)
+    method, network, _ = choose(make(algorithm, momentum, **hyper), network, stable)
     if (lr is None) != (curvature is None):
         given, missing = ("lr", "curvature") if curvature is None else ("curvature", "lr")
         raise ValueError(
             f"{given} was given without {missing}; a gradient is h x and moves x by lr h x, so "
             "pass both, or neither to ask about the network alone"
         )
-    steps = None
-    if lr is not None and curvature is not None:
+    if lr is None or curvature is None:
+        rate = growth_rate(method, network, seed)
+    else:
         steps = check_lr(lr) * _per_node(curvature, network, method)
-    rate = growth_rate(method, network, seed, curvature=steps)
+        rate = _rates(method, network, steps[:, None], seed)[0]
     found = Growth(rate.value)
     found.low, found.high, found.exact = rate.low, rate.high, rate.exact
     found.algorithm, found.topology = method, network
@@ -149,14 +152,15 @@ def largest_step(
     >>> round(largest_step("dmsgd", ring(8), momentum=0.9), 4)  # (1 - beta) (1 - w) / |w|, w = -1/3
     0.4
     """
-    method, network = _asked(algorithm, topology, momentum, num_nodes, stable, hyper)
+    network = resolve(topology, num_nodes)
+    method, network, _ = choose(make(algorithm, momentum, **hyper), network, stable)
     h = _per_node(curvature, network, method)
     if not h.any():
         return math.inf
     # The first of many lr that surely diverges, from far below the usual limits to beyond them,
     # and the last before it that does not seem to; then again up to there, ever closer.
     tried = np.geomspace(1e-4, 1, 24) * 8 / h.mean()
-    rates = _rates(method, network, h[:, None] * tried, seed, 100)
+    rates = _rates(method, network, h[:, None] * tried, seed)
     least = 1 + (1e-9 if rates[0].exact else 1e-3)  # what a sample of this length resolves
     surely = next((i for i, rate in enumerate(rates) if rate.low > least), None)
     if surely is None:
@@ -169,28 +173,18 @@ def largest_step(
         low = tried[calm[0]]  # in between there may be a window that diverges
     while high - low > (1e-6 if rates[0].exact else 0.03) * high:
         tried = np.linspace(low, high, 17)
-        rates = _rates(method, network, h[:, None] * tried[1:], seed, 100)
+        rates = _rates(method, network, h[:, None] * tried[1:], seed)
         crossed = next((i for i, rate in enumerate(rates) if rate.value > least), len(rates) - 1)
         low, high = tried[crossed : crossed + 2]
     return float(low + high) / 2
 
 
-def growth_rate(
-    algorithm: Algorithm,
-    topology: Topology,
-    seed: int = 0,
-    batch_steps: int = 100,
-    curvature: np.ndarray | None = None,
-) -> Rate:
-    """The factor alone; `curvature` is lr h of each node, and random weights are followed in 20
-    runs of `batch_steps`."""
-    if curvature is None:
-        return _rate_of_network(algorithm, topology, seed, batch_steps)
-    return _rates(algorithm, topology, curvature[:, None], seed, batch_steps)[0]
-
-
 @lru_cache(maxsize=64)  # a bias asks for it, too
-def _rate_of_network(algorithm: Algorithm, topology: Topology, seed: int, batch_steps: int) -> Rate:
+def growth_rate(
+    algorithm: Algorithm, topology: Topology, seed: int = 0, batch_steps: int = 100
+) -> Rate:
+    """The factor alone, without gradients; random weights are followed in 20 runs of
+    `batch_steps`."""
     return _rates(algorithm, topology, None, seed, batch_steps)[0]
 
 
@@ -199,9 +193,9 @@ def _rates(
     topology: Topology,
     curvature: np.ndarray | None,
     seed: int,
-    batch_steps: int,
+    batch_steps: int = 100,
 ) -> list[Rate]:
-    """One rate per column of `curvature`, (nodes, variants)."""
+    """One rate per column of `curvature`, lr h, (nodes, variants)."""
     everyone = topology.num_nodes == 1 or always_everyone(algorithm)
     if curvature is None and everyone:
         return _exact(np.zeros(1))  # nodes that average exactly at every step never differ
@@ -212,7 +206,7 @@ def _rates(
     apart = not everyone and bool(np.ptp(curvature, axis=0).any())
     if apart or not topology.doubly_stochastic:
         return _rates_of_nodes(algorithm, topology, curvature, False, seed, batch_steps)
-    average = LinearMap.average(algorithm, curvature.mean(0, keepdims=True))
+    average = LinearMap(algorithm, _AVERAGE, curvature=curvature.mean(0, keepdims=True))
     found = _exact(average.radii(algorithm.period, seed, _LARGEST), algorithm.period)
     if everyone:
         return found
@@ -257,8 +251,10 @@ def choose(
     """
     if stable not in CHOICES:
         raise ValueError(f"unknown stable={stable!r}; choose from {', '.join(CHOICES)}")
-    if stable == "ignore" or topology.num_nodes == 1 or not _feeds_back(algorithm, topology):
+    if stable == "ignore" or topology.num_nodes == 1:
         return algorithm, topology, None
+    if not LinearMap(algorithm, topology, center=True).feeds_back():
+        return algorithm, topology, None  # no disagreement in the momentum: mixing only shrinks it
     rate = growth_rate(algorithm, topology, batch_steps=_BRIEF)
     cured = _cure(algorithm, topology, rate, stable)
     if cured == (algorithm, topology):
@@ -312,7 +308,7 @@ def relative_bias(algorithm: Algorithm, topology: Topology, seed: int = 0) -> fl
 @cache
 def response(algorithm: Algorithm) -> tuple[float, float]:
     """(gain, delay) of the node average to a gradient of one step: lr moves it lr * gain."""
-    moved = LinearMap.average(algorithm).impulse(_LONGEST)
+    moved = LinearMap(algorithm, _AVERAGE).impulse(_LONGEST)
     gain = float(moved.sum())
     return gain, float((moved * np.arange(len(moved))).sum()) / gain
 
@@ -329,11 +325,6 @@ def _disagreement(algorithm: Algorithm, topology: Topology, seed: int) -> float:
     settle, counted = _whole(algorithm, settle), _whole(algorithm, 100)
     runs = LinearMap.side_by_side(algorithm, topology, _RUNS, counted, _LONGEST - settle)
     return runs.mean_square_run(settle, counted, seed)
-
-
-def _feeds_back(algorithm: Algorithm, topology: Topology) -> bool:
-    """Whether disagreement reaches the momentum. Where it does not, mixing only shrinks it."""
-    return LinearMap(algorithm, topology, center=True).feeds_back()
 
 
 def _exact(radii: np.ndarray, period: int = 1) -> list[Rate]:
@@ -353,19 +344,6 @@ def _whole(algorithm: Algorithm, steps: float) -> int:
     """So many steps, or as many more as the method takes to repeat, if that can be followed."""
     period = algorithm.period if algorithm.period <= _LONGEST else 1
     return period * math.ceil(steps / period)
-
-
-def _asked(
-    algorithm: str | Algorithm,
-    topology: str | Topology,
-    momentum: float | None,
-    num_nodes: int | None,
-    stable: str,
-    hyper: dict[str, Any],
-) -> tuple[Algorithm, Topology]:
-    """The method and the network that would run."""
-    network = resolve(topology, num_nodes)
-    return choose(make(algorithm, momentum, **hyper), network, stable)[:2]
 
 
 def _per_node(curvature: Curvature, topology: Topology, algorithm: Algorithm) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 from decentlam import ALGORITHMS, TOPOLOGIES
 from decentlam.algorithms import Algorithm, make
-from decentlam.analysis.stability import growth_rate, largest_step, relative_bias, response
+from decentlam.analysis.stability import growth, largest_step
 from decentlam.topology import Topology
 from decentlam.topology.check import check_num_nodes
 
@@ -89,16 +89,15 @@ def _methods(network: Topology, momentum: float) -> list[Facts]:
         method = make(name, momentum)
         if name == "pmsgd-lars" or (method.needs_symmetric and not network.symmetric):
             continue
-        rate = growth_rate(method, network)
-        gain, delay = response(method)
+        found = growth(method, network)
         rows.append(
             {
                 "method": name,
-                "growth": round(rate.value, 4),
-                "bound": None if rate.exact else [round(rate.low, 4), round(rate.high, 4)],
-                "bias": None if rate.value >= 1 else relative_bias(method, network),
-                "gain": gain,
-                "delay": delay,
+                "growth": round(found, 4),
+                "bound": None if found.exact else [round(found.low, 4), round(found.high, 4)],
+                "bias": found.bias,
+                "gain": found.gain,
+                "delay": found.delay,
                 **_largest_steps(method, network),
             }
         )
