@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from decentlam.analysis.cost.values import Link
 from decentlam.exchange.base import exchange_errors
@@ -80,17 +79,21 @@ class _Meter:
     def exchange(self, number: int, size: int) -> float:
         """Seconds until this node has sent and received `size` bytes; 0 if it rests."""
         n = self.network.num_nodes
-        total = (
-            number if n % 2 else 2 * number + 1
-        )  # i + j = total, mod n; if both are even, some rest
+        # Partners add up to this, modulo n; were it and n even, some nodes would rest.
+        total = number if n % 2 else 2 * number + 1
         partner = (total - self.network.node) % n
         if partner == self.network.node:
             return 0.0
         message = torch.zeros(size, dtype=torch.uint8, device=self.device)
         buffer = torch.empty_like(message)
+        peer, group = self.network.global_rank_of(partner), self.network.group
+        both = [  # as one batch, for NCCL, which knows no tags
+            dist.P2POp(dist.irecv, buffer, peer, group, _TAG),
+            dist.P2POp(dist.isend, message, peer, group, _TAG),
+        ]
         start = time.perf_counter()
         with exchange_errors(_PLACE, f"node {partner}", self.timeout):
-            for work in self._post(message, buffer, self.network.global_rank_of(partner)):
+            for work in dist.batch_isend_irecv(both):
                 work.wait(self.timeout)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -104,11 +107,3 @@ class _Meter:
             assert work is not None
             work.wait(self.timeout)
         return float(shared.item())
-
-    def _post(self, message: Tensor, buffer: Tensor, peer: int) -> list[dist.Work]:
-        group = self.network.group
-        if self.network.is_nccl:
-            receive = dist.P2POp(dist.irecv, buffer, peer, group)
-            return dist.batch_isend_irecv([receive, dist.P2POp(dist.isend, message, peer, group)])
-        works = [dist.irecv(buffer, peer, group, _TAG), dist.isend(message, peer, group, _TAG)]
-        return [work for work in works if work is not None]
