@@ -10,7 +10,8 @@ import pytest
 from measured import TRUTH, benchmark
 from typer.testing import CliRunner
 
-from decentlam.analysis.cost import Calibration, parse_bandwidth
+from decentlam.analysis.cost import Calibration
+from decentlam.lab.bandwidth import parse_bandwidth
 from decentlam.lab.calibration import save_calibration
 from decentlam.lab.cli import app
 from decentlam.lab.models import MODELS

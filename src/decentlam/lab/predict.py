@@ -80,8 +80,9 @@ def predict(
     ] = False,
 ) -> None:
     """Predict the time of an iteration for every method and topology, and how it grows with n."""
-    from decentlam.analysis.cost import Compute, Delays, Job, Link, parse_bandwidth
+    from decentlam.analysis.cost import Compute, Delays, Job, Link
     from decentlam.lab import predictions
+    from decentlam.lab.bandwidth import parse_bandwidth
     from decentlam.lab.study import save
 
     constants, notes = _calibration(calibration)

@@ -17,4 +17,3 @@ from decentlam.analysis.cost.values import Delays as Delays
 from decentlam.analysis.cost.values import Iteration as Iteration
 from decentlam.analysis.cost.values import Job as Job
 from decentlam.analysis.cost.values import Link as Link
-from decentlam.analysis.cost.values import parse_bandwidth as parse_bandwidth

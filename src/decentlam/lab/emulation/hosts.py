@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from decentlam.analysis.cost import parse_bandwidth
+from decentlam.lab.bandwidth import parse_bandwidth
 from decentlam.lab.signals import handled_by
 
 INTERFACE = "net0"  # what a host calls its link
