@@ -10,8 +10,8 @@ from decentlam.analysis.cost.automatic import disagreement as disagreement
 from decentlam.analysis.cost.links import measure_links as measure_links
 from decentlam.analysis.cost.model import Calibration as Calibration
 from decentlam.analysis.cost.model import predict as predict
+from decentlam.analysis.cost.model import straggler_wait as straggler_wait
 from decentlam.analysis.cost.pipeline import timeline as timeline
-from decentlam.analysis.cost.stragglers import straggler_wait as straggler_wait
 from decentlam.analysis.cost.values import Compute as Compute
 from decentlam.analysis.cost.values import Delays as Delays
 from decentlam.analysis.cost.values import Iteration as Iteration

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,12 +45,7 @@ class Candidate:
     seconds: float
     bytes_sent: float
     disagreement: float
-    weight: float = DISAGREEMENT_WEIGHT
-
-    @property
-    def score(self) -> float:
-        """Seconds per iteration times the iterations that disagreement adds."""
-        return self.seconds * (1 + self.weight * self.disagreement)
+    score: float  # seconds per iteration times the iterations that disagreement adds
 
 
 def candidates(
@@ -67,15 +62,16 @@ def candidates(
     weights) is judged as cured; only those that could come first are looked at so.
     At most 2 log2(n) peers: each takes memory.
     """
-    method = make(algorithm)
-    work = compute or Compute(0.0, 0.0)
-    found: dict[Topology, Candidate] = {}
-    for network in _fitting(num_nodes, method, criteria.symmetric):
+    method, work = make(algorithm), compute or Compute(0.0, 0.0)
+
+    def judged(network: Topology, weights: Topology) -> Candidate:
+        """The network, with the weights that would run on it."""
         cost = predict(method, network, link, work, job, criteria.overlap, criteria.calibration)
-        apart = disagreement(network, criteria.heterogeneous)
-        found[network] = Candidate(
-            network.name, cost.seconds, cost.bytes_sent, apart, criteria.weight
-        )
+        apart = disagreement(weights, criteria.heterogeneous)
+        score = cost.seconds * (1 + criteria.weight * apart)
+        return Candidate(network.name, cost.seconds, cost.bytes_sent, apart, score)
+
+    found = {net: judged(net, net) for net in _fitting(num_nodes, method, criteria.symmetric)}
     asked: set[Topology] = set()
     while found and (first := _winner(found)) not in asked:
         asked.add(first)
@@ -85,8 +81,7 @@ def candidates(
             del found[first]
             continue
         if cured is not first:  # a cure only adds disagreement: another may be first now
-            apart = disagreement(cured, criteria.heterogeneous)
-            found[first] = replace(found[first], disagreement=apart)
+            found[first] = judged(first, cured)
     if not found:
         raise ValueError(f"no topology of {num_nodes} nodes suits {method!r}; name one yourself")
     best = found.pop(first)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from decentlam.algorithms import Algorithm, Reach, make
 from decentlam.analysis.cost.pipeline import Timeline, timeline
-from decentlam.analysis.cost.stragglers import straggler_wait
-from decentlam.analysis.cost.values import OVERLAPS, Compute, Iteration, Job, Link, check_seconds
+from decentlam.analysis.cost.values import (
+    OVERLAPS,
+    Compute,
+    Delays,
+    Iteration,
+    Job,
+    Link,
+    check_seconds,
+)
 from decentlam.topology import Topology
 
 _TOPOLOGY_STEPS = 64  # over which changing topologies are averaged
@@ -77,14 +85,15 @@ def step_timeline(
     if sent == 0:
         return timeline(compute.forward_seconds, compute.backward_seconds, update, [])
     everyone = exchange.reach is Reach.EVERYONE
-    stretch = calibration.all_reduce_wire if everyone else calibration.wire
-    copy = crowding * (
-        calibration.all_reduce_copy_seconds_per_byte
-        if everyone
-        else calibration.copy_seconds_per_byte
-    )
+    if everyone:
+        stretch, copy = calibration.all_reduce_wire, calibration.all_reduce_copy_seconds_per_byte
+        n = exchange.num_nodes * job.processes_per_node
+        rounds = 2 * (n - 1 if job.all_reduce == "ring" else math.ceil(math.log2(n)))
+    else:
+        stretch, copy = calibration.wire, calibration.copy_seconds_per_byte
+        rounds = exchange.peers * exchange.payloads
+    copy *= crowding
     latency = link.latency_seconds + calibration.latency_seconds
-    rounds = _rounds(exchange, job) if everyone else exchange.peers * exchange.payloads
     per_byte = stretch / link.bytes_per_second
     per_byte = per_byte if compute.shares_cpu else max(per_byte, copy)
     shares = job.bucket_shares
@@ -101,11 +110,6 @@ def step_timeline(
     return Timeline(found.seconds + extra, found.slack)
 
 
-def _rounds(exchange: Exchange, job: Job) -> int:
-    processes = exchange.num_nodes * job.processes_per_node
-    return 2 * (processes - 1 if job.all_reduce == "ring" else math.ceil(math.log2(processes)))
-
-
 def predict(
     algorithm: str | Algorithm,
     topology: Topology,
@@ -114,7 +118,6 @@ def predict(
     job: Job,
     overlap: str | bool = "backward",
     calibration: Calibration = NOMINAL,
-    crowding: float = 1.0,
 ) -> Iteration:
     """What one iteration of a method on a topology is expected to take, on average over steps.
 
@@ -131,9 +134,8 @@ def predict(
     update = compute.update_seconds_per_byte * job.model_bytes
     seconds = sent = 0.0
     slack = math.inf
-    kinds = exchanges(method, topology)
-    for exchange, share in kinds.items():
-        found = step_timeline(exchange, link, compute, job, mode, calibration, crowding)
+    for exchange, share in exchanges(method, topology).items():
+        found = step_timeline(exchange, link, compute, job, mode, calibration)
         seconds += share * found.seconds
         sent += share * exchange.bytes_sent(job.model_bytes, job.processes_per_node)
         slack = min(slack, found.slack)
@@ -185,3 +187,55 @@ def overlap_of(algorithm: Algorithm, overlap: str | bool) -> str:
             "leave an iteration earlier; only AWC-DmSGD can. Try overlap='forward'."
         )
     return "iteration" if mode != "none" and not algorithm.needs_gradient else mode
+
+
+def straggler_wait(
+    topology: Topology,
+    delays: Delays,
+    slack: float = 0.0,
+    *,
+    reach: Callable[[int], Reach] = lambda index: Reach.NEIGHBORS,
+    early: bool = False,
+    seed: int = 0,
+    settle: int = 200,
+    steps: int = 800,
+) -> float:
+    """Mean seconds per step that delays cost, after `settle` steps in which nodes drift apart.
+
+    An all-reduce waits for the slowest of all, a neighborhood only for its own. The times at which
+    nodes finish their steps obey a max-plus recursion,
+
+        t_i+ = max(t_i + d_i, max over neighbors j of (t_j + d_j) - slack) + c,
+
+    c being the time of a step without the delays d. It has no closed form on a general topology, so
+    it is simulated; for an all-reduce at every step it is c + E[max d].
+
+    `slack` is by how much a message may be delayed without harm. `early` messages (AWC) leave
+    before the delay of their own step, which then reaches the neighbors one step later.
+
+    >>> from decentlam.topology import complete, one_peer_hypercube
+    >>> straggler_wait(complete(8), Delays(1.0))
+    1.0
+    >>> straggler_wait(one_peer_hypercube(8), Delays(1.0)) < 0.6
+    True
+    """
+    n = topology.num_nodes
+    if delays.seconds == 0:
+        return 0.0
+    if all(reach(k) is Reach.EVERYONE for k in range(settle + steps)):
+        return delays.mean_of_slowest(n)
+    generator = np.random.default_rng(seed)
+    t, start = np.zeros(n), 0.0
+    for k in range(settle + steps):
+        if k == settle:
+            start = float(t.mean())
+        own = t + delays.draw(generator, n)
+        if reach(k) is Reach.EVERYONE:
+            t = np.full(n, own.max())
+        elif reach(k) is Reach.NOBODY:
+            t = own
+        else:
+            told = (t if early else own) - slack
+            w = topology.sparse(k)
+            t = np.maximum(own, np.maximum.reduceat(told[w.columns], w.starts[:-1]))
+    return (float(t.mean()) - start) / steps
