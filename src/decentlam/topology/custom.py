@@ -90,10 +90,11 @@ def _check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> No
             "after that, or use from_edges."
         )
     if not directed and not w.same_as(w.transpose(), 1e-9):
-        i, j = _first_asymmetric(w)
+        matrix = w.dense()
+        i, j = np.unravel_index(np.abs(matrix - matrix.T).argmax(), matrix.shape)
         raise ValueError(
-            f"{name}: the weights are not symmetric: w[{i}, {j}] = {w.row(i).get(j, 0.0):g} but "
-            f"w[{j}, {i}] = {w.row(j).get(i, 0.0):g}. Use from_edges (Metropolis-Hastings weights "
+            f"{name}: the weights are not symmetric: w[{i}, {j}] = {matrix[i, j]:g} but "
+            f"w[{j}, {i}] = {matrix[j, i]:g}. Use from_edges (Metropolis-Hastings weights "
             "are symmetric on every graph), or directed=True if the directions are meant."
         )
     columns = np.bincount(w.columns, w.values, n)
@@ -138,9 +139,3 @@ def _distances(w: SparseWeights) -> np.ndarray:
             return distance
         steps += 1
         distance[new] = steps
-
-
-def _first_asymmetric(w: SparseWeights) -> tuple[int, int]:
-    matrix = w.dense()
-    i, j = np.unravel_index(int(np.abs(matrix - matrix.T).argmax()), matrix.shape)
-    return int(i), int(j)
