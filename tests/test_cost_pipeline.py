@@ -31,7 +31,7 @@ STEP = Compute(0.1, 0.2)
 MODEL = Job(40_000_000)
 
 
-def ticking_seconds(f, b, u, wire, latency, overlap, iterations=8) -> int:
+def ticking_seconds(f, b, u, wire, latency, overlap, newest_first=True, iterations=8) -> int:
     """Ticks per iteration of one node and its wire, moved one tick at a time; no recursion."""
     count = len(wire)
     tasks = []  # [duration, message that must be there or None, messages it lets go, ends a step]
@@ -67,7 +67,7 @@ def ticking_seconds(f, b, u, wire, latency, overlap, iterations=8) -> int:
             task = tasks.pop(0)
             running = (task, now + task[0])
         if not sending and queue:
-            message = queue.pop(-1 if overlap == "forward" else 0)
+            message = queue.pop(-1 if overlap == "forward" and newest_first else 0)
             sending = (message, now + wire[message[1]])
         now += 1
         assert now < 100_000
@@ -92,11 +92,11 @@ def test_pipeline_equals_a_ticking_clock(overlap: str):
 
 
 def test_in_the_order_of_backward_the_next_forward_hides_nothing():
-    wire = [1.0] * 10
-    backward = timeline(3.0, 6.0, 0.0, wire, overlap="backward").seconds
-    in_order = timeline(3.0, 6.0, 0.0, wire, overlap="forward", first_layers_first=False).seconds
-    first_first = timeline(3.0, 6.0, 0.0, wire, overlap="forward").seconds
-    assert in_order == pytest.approx(backward) and first_first < backward - 1
+    wire = [10] * 10
+    backward = timeline(30, 60, 0, wire, overlap="backward").seconds
+    in_order = ticking_seconds(3, 6, 0, wire, 0, "forward", newest_first=False)
+    first_first = timeline(30, 60, 0, wire, overlap="forward").seconds
+    assert in_order == pytest.approx(backward) and first_first < backward - 10
 
 
 def test_a_small_first_bucket_keeps_the_wire_busy_early():

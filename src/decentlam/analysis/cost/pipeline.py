@@ -30,7 +30,6 @@ def timeline(
     latency: float = 0.0,
     overlap: str = "backward",
     shares: Sequence[float] | None = None,
-    first_layers_first: bool = True,
 ) -> Timeline:
     """The time between two iterations whose bucket i occupies the wire for wire[i] seconds.
 
@@ -41,7 +40,7 @@ def timeline(
     - "none": all leave after backward, the update awaits them;
     - "backward": each leaves when its gradient is ready, the update awaits them;
     - "forward": the same, and each is awaited and updated just before the next forward needs it.
-      The wire then prefers `first_layers_first` among the buckets that are ready: in the order of
+      The wire then prefers the first layers among the buckets that are ready: in the order of
       backward, the layers that forward needs first would arrive last, and nothing more be hidden;
     - "iteration": they hold no gradient (AWC), leave after the update, and the next awaits them.
 
@@ -57,21 +56,19 @@ def timeline(
         return Timeline(forward + backward + update, np.inf)
     share = np.full(count, 1 / count) if shares is None else np.asarray(shares) / sum(shares)
     done = backward * np.cumsum(share)  # after backward's start
+    occupied = np.asarray(wire, dtype=float)
     if overlap == "forward":
-        sent = _leave(done, wire, newest_first=first_layers_first) + latency
+        sent = _newest_first(done, occupied) + latency
         return Timeline(*_await(backward, sent[::-1], (update + forward) * share[::-1]))
     ready = {"none": np.full(count, backward), "backward": done}.get(overlap, np.full(count, 0.0))
     before = forward if overlap == "iteration" else 0.0  # messages that travel during forward too
-    sent = _leave(ready, wire) + latency
+    sent = _in_turn(ready, occupied) + latency
     end, slack = _await(before + backward, sent, update * share)
     return Timeline(end + forward - before, slack)
 
 
-def _leave(ready: np.ndarray, wire: Sequence[float], newest_first: bool = False) -> np.ndarray:
-    """When each bucket has left a wire that takes one at a time of those that are ready."""
-    occupied = np.asarray(wire, dtype=float)
-    if not newest_first:
-        return _in_turn(ready, occupied)
+def _newest_first(ready: np.ndarray, occupied: np.ndarray) -> np.ndarray:
+    """When each bucket has left a wire that takes, of those that are ready, the newest."""
     left = np.zeros(len(ready))
     free, same = 0.0, 1e-12 * (ready[-1] + occupied.sum())  # times that only rounding parts
     waiting: list[int] = []  # buckets become ready in order, so the newest is the last
