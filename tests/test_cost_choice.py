@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import runs
+import torch
 import torch.distributed as dist
 
 import decentlam
@@ -21,7 +22,10 @@ from decentlam.analysis.cost import (
     disagreement,
     measure_links,
 )
-from decentlam.exchange.network import connect
+from decentlam.analysis.cost.messages import fitting_bucket_bytes
+from decentlam.exchange.network import ALONE, connect
+from decentlam.options import Options
+from decentlam.runtime.build import with_fitting_messages
 from decentlam.topology import (
     complete,
     one_peer_hypercube,
@@ -115,3 +119,37 @@ def test_a_node_that_does_not_answer_is_named_and_nobody_hangs():
 def test_one_node_alone_has_nothing_to_measure():
     assert measure_links(connect()) == Link()
     assert automatic(connect(), "decentlam", 1000)[0] == "complete"
+
+
+SLOW, FAST = Link(1e-4, 1e5), Link(0.0, 1e15)  # beyond any doubt about this machine
+
+
+@pytest.mark.parametrize(
+    ("link", "dtype", "asked", "expected"),
+    [
+        (SLOW, torch.float32, None, torch.float16),
+        (FAST, torch.float32, None, None),
+        (SLOW, torch.float32, torch.float32, torch.float32),  # whole messages were asked for
+        (FAST, torch.float32, torch.bfloat16, torch.bfloat16),
+        (SLOW, torch.float64, None, None),  # precision is wanted here
+    ],
+)
+def test_messages_are_rounded_where_the_wire_binds_and_nothing_was_said(
+    link: Link, dtype: torch.dtype, asked: torch.dtype | None, expected: torch.dtype | None
+):
+    groups = [{"params": [torch.zeros(1000, dtype=dtype, requires_grad=True)]}]
+    options = Options(topology="auto", message_dtype=asked)
+    found = with_fitting_messages(groups, options, ALONE, link)
+    assert found.message_dtype is expected
+    assert found.bucket_bytes == fitting_bucket_bytes(link, 1000 * dtype.itemsize)
+    asked_too = replace(options, bucket_bytes=123)
+    assert with_fitting_messages(groups, asked_too, ALONE, link).bucket_bytes == 123
+
+
+def test_messages_are_as_long_as_latency_asks_and_a_quarter_of_the_model_at_most():
+    model = 100_000_000
+    sizes = [fitting_bucket_bytes(Link(1e-4, speed), model) for speed in (1e5, 1.25e8, 1e12)]
+    assert sizes == [1 << 18, 1_500_000, model // 4]
+    # A way ten times as long asks for messages that are longer, by as much as they wait longer.
+    assert fitting_bucket_bytes(Link(1e-3, 1.25e8), model) == 3_750_000
+    assert fitting_bucket_bytes(Link(1e-4, 1.25e8), 1000) == 1 << 18

@@ -100,12 +100,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         )
         if before is not None:
             before.close()
-        if network.processes_per_node > 1 and options.bucket_bytes is None:
-            size = build.default_bucket_bytes(self.param_groups, network, self._shares)
-            options = dataclasses.replace(options, bucket_bytes=size)  # state belongs to buckets
-        if options.topology == "auto":  # measured once
-            options = dataclasses.replace(options, topology=self.topology.name)
-        self._options = options
+        self._options = self._runtime.options
         self._show_state()
 
     def _enter(self, run: Membership) -> None:

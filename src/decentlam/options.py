@@ -21,6 +21,7 @@ _LONGEST_SECONDS = 1e8  # three years; clocks overflow somewhere beyond
 Overlap = Literal["none", "backward", "forward", "auto"]
 _ELASTIC_HEARTBEATS = 3
 NonFinite = Literal["raise", "skip", "ignore"]
+WHOLE = (torch.float32, torch.float64)  # of messages that are sent as they are
 Stable = Literal["auto", "refuse", "ignore"]
 
 
@@ -72,7 +73,8 @@ class OptimizerOptions(TypedDict, total=False):
     shared_memory: Whether processes of one machine read each other's messages in memory. Default
         True.
     message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent, torch.int8
-        leaves a quarter, where nodes have few different neighbors. Default: the parameters' own.
+        leaves a quarter, where nodes have few different neighbors. Default: the parameters' own;
+        with topology="auto" float16 where the wire is slow, unless this is torch.float32.
     """
 
     weight_decay: float
@@ -139,12 +141,12 @@ class Options:
     def _check_message_dtype(self) -> None:
         if self.message_dtype is None:
             return
-        if self.message_dtype not in (*ROUNDED, *CODECS):
-            allowed = ", ".join(map(str, (*ROUNDED, *CODECS)))
+        if self.message_dtype not in (*WHOLE, *ROUNDED, *CODECS):
+            allowed = ", ".join(map(str, (*WHOLE, *ROUNDED, *CODECS)))
             raise ValueError(
                 f"message_dtype must be None or one of {allowed}, got {self.message_dtype!r}"
             )
-        if self.message_dtype in ROUNDED:
+        if self.message_dtype not in CODECS:
             return
         if self.topology == "auto":
             raise ValueError(
@@ -193,7 +195,7 @@ class Options:
                 "patience_seconds works with processes_per_node=1: processes of a node wait for "
                 "each other in any case"
             )
-        if self.message_dtype is not None:
+        if self.shortened is not None:
             raise ValueError(
                 "patience_seconds needs whole messages: one that is left out would be missing from "
                 "what the neighbor knows; leave message_dtype out"
@@ -203,6 +205,11 @@ class Options:
                 "patience_seconds is for processes that are slow, elastic=True for those that are "
                 "gone, and they do not work together yet; leave one of them out"
             )
+
+    @property
+    def shortened(self) -> torch.dtype | None:
+        """The type of messages if it has fewer bits than the parameters."""
+        return None if self.message_dtype in WHOLE else self.message_dtype
 
     @property
     def wait_seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,13 @@ from decentlam.algorithms import (
     reaches,
 )
 from decentlam.analysis.cost.automatic import automatic
+from decentlam.analysis.cost.links import measure_links, measure_memory
+from decentlam.analysis.cost.messages import (
+    fitting_bucket_bytes,
+    measure_rounding,
+    rounding_pays,
+)
+from decentlam.analysis.cost.values import Link
 from decentlam.analysis.stability import choose
 from decentlam.exchange.allreduce import AllReduce
 from decentlam.exchange.base import Exchange
@@ -138,14 +146,16 @@ def build(
 
     `shares`: all processes call this together, and can read each other's memory.
     """
-    topology: str | Topology = options.topology
+    if options.topology == "auto":
+        options = _chosen(groups, method, options, network, shares)
+    topology = options.topology
     bucket_bytes = options.bucket_bytes or default_bucket_bytes(groups, network, shares)
-    if topology == "auto":
-        topology = _choose_topology(groups, method, options, network, shares, bucket_bytes)
+    if network.processes_per_node > 1:  # state belongs to buckets
+        options = dataclasses.replace(options, bucket_bytes=bucket_bytes)
     strongest = method.with_hyper({"momentum": max(g.get("momentum", 0.0) for g in groups)})
     algorithm, topology = stable_form(strongest, resolve(topology, network.num_nodes), options)
-    if options.message_dtype is not None:
-        _check_message_dtype(method, options.message_dtype, network, topology)
+    if options.shortened is not None:
+        _check_message_dtype(method, options.shortened, network, topology)
     if options.patience_seconds is not None and network.num_nodes > 1:
         check_patience(algorithm, network, topology)
     if network.num_nodes == 1:
@@ -205,7 +215,7 @@ def can_share(
     """
     alike = (
         options.shared_memory
-        and options.message_dtype is None
+        and options.shortened is None
         and options.patience_seconds is None
         and network.num_nodes > 1
         and not network.is_nccl
@@ -292,7 +302,7 @@ def _exchanges(
     elif Reach.NEIGHBORS in missing:
         wire = _wire(network, tag, timeout, overlap)
         neighbors = Neighbors(network, topology, buffers, timeout, wire)
-        exchanges[Reach.NEIGHBORS] = _encoded(neighbors, options.message_dtype)
+        exchanges[Reach.NEIGHBORS] = _encoded(neighbors, options.shortened)
     return exchanges, buffers
 
 
@@ -310,34 +320,53 @@ def _wire(network: Network, tag: int, timeout: timedelta, overlap: Overlap) -> W
     return PriorityWire(network, tag, timeout) if overlap == "forward" else GlooWire(network, tag)
 
 
-def _choose_topology(
+def _chosen(
     groups: Sequence[ParamGroup],
     method: Algorithm,
     options: Options,
     network: Network,
     shares: bool,
-    bucket_bytes: int,
-) -> str:
-    """Measures the links; on every process together."""
+) -> Options:
+    """With the topology, and the size and type of messages where nothing was said of them, that
+    fit the links as they are measured; on every process together."""
     if network.num_nodes == 1 or always_everyone(method):
-        return "ring"  # nobody mixes on it
+        return dataclasses.replace(options, topology="ring")  # nobody mixes on it
+    seconds = options.timeout_seconds
+    if shares:
+        link = measure_memory(network, seconds)
+    else:
+        link = measure_links(network, timeout_seconds=seconds, device=network.control_device)
+        options = with_fitting_messages(groups, options, network, link)
     assert isinstance(options.overlap, str)
-    rounded = options.message_dtype
     name, reason = automatic(
         network,
         method,
-        _trained_bytes(groups, rounded),
+        _trained_bytes(groups, options.shortened),
         overlap=options.overlap,
-        bucket_bytes=bucket_bytes,
+        bucket_bytes=options.bucket_bytes or default_bucket_bytes(groups, network, shares),
         stable=options.stable,
-        timeout_seconds=options.timeout_seconds,
-        device=network.control_device,
         shared_memory=shares,
-        symmetric=rounded is not None,
+        symmetric=options.shortened is not None,
+        link=link,
     )
     if network.rank == 0:
-        log.info("topology='auto': %s", reason)
-    return name
+        of = "" if options.shortened is None else f", messages of {options.shortened}"
+        log.info("topology='auto': %s%s", reason, of)
+    return dataclasses.replace(options, topology=name)
+
+
+def with_fitting_messages(
+    groups: Sequence[ParamGroup], options: Options, network: Network, link: Link
+) -> Options:
+    """Only where each process has its node: else the saved state would follow measured sizes."""
+    dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
+    free = options.message_dtype is None and options.patience_seconds is None
+    if free and dtypes == {torch.float32} and rounding_pays(link, measure_rounding(network)):
+        options = dataclasses.replace(options, message_dtype=torch.float16)
+    if options.bucket_bytes is None and network.processes_per_node == 1:
+        size = fitting_bucket_bytes(link, _trained_bytes(groups))
+        options = dataclasses.replace(options, bucket_bytes=size)
+    return options
 
 
 def _check_message_dtype(

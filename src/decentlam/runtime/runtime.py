@@ -79,7 +79,8 @@ class Runtime:
         self.overlap = overlap
         self.statistics = statistics
         self._evaluation = Evaluation()
-        self._groups, self._options, self._buffers = groups, options, buffers
+        self.options = options  # what was left to choose is chosen
+        self._groups, self._buffers = groups, buffers
         self._notify = notify  # before a step's first message
         self._forward = forward
         self._thread = Worker()
@@ -138,7 +139,7 @@ class Runtime:
 
     @property
     def _checks_finite(self) -> bool:
-        return self._options.nonfinite != "ignore"
+        return self.options.nonfinite != "ignore"
 
     def _plan(self, round: Round) -> Plan:
         group = self._groups[round.bucket.group]
@@ -335,7 +336,7 @@ class Runtime:
         for bucket in self.buckets:
             bucket.gather_gradients()
         found = [g for bucket in self.buckets for g in bucket.gradients()]
-        options, timeout = self._options, timedelta(seconds=self._options.wait_seconds)
+        options, timeout = self.options, timedelta(seconds=self.options.wait_seconds)
         whole = WholeGradient(found, self.network, self.index, timeout)
         if not whole.unscale(found_inf, scale):
             return True
@@ -398,7 +399,7 @@ class Runtime:
                 if round.phase is Phase.UPDATED:
                     round.finish()
         except Exception as error:
-            if not (self._options.elastic and isinstance(error, ExchangeError)):
+            if not (self.options.elastic and isinstance(error, ExchangeError)):
                 self._ending = None
             raise
         exchange = self._exchange_at(ending.step)
@@ -415,7 +416,7 @@ class Runtime:
         try:
             round.send_early(self._exchange_at(plan.step.index), plan, self._checks_finite)
         except ExchangeError:
-            if self._options.elastic:
+            if self.options.elastic:
                 raise
 
     def _look_at_first_messages(self, round: Round, plan: Plan) -> None:
@@ -429,7 +430,7 @@ class Runtime:
 
     def _give_up(self, error: ExchangeError) -> None:
         """A neighbor that is gone ends the step, or with elastic=True the exchange with others."""
-        if not self._options.elastic:
+        if not self.options.elastic:
             self._abandon()
             raise error
         log.warning("a step is finished without neighbors: %s", error)
@@ -529,7 +530,7 @@ class Runtime:
 
     def catch_up(self) -> None:
         """With patience_seconds, on all nodes: who is behind goes on where the furthest is."""
-        if self._options.patience_seconds is not None:
+        if self.options.patience_seconds is not None:
             skip(self._groups, max(self.network.gather(self.index)) - self.index)
 
     def use_groups(self, groups: list[ParamGroup]) -> None:

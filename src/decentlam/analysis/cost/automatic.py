@@ -150,16 +150,17 @@ def automatic(
     device: torch.device | None = None,
     shared_memory: bool = False,
     symmetric: bool = False,
+    link: Link | None = None,
 ) -> tuple[str, str]:
     """Measures the links of a running network and chooses; the same answer on every node.
 
     All processes call it together. Process 0 decides and tells the others, so that no difference
     in rounding or in `compute_seconds` can part them. With `shared_memory` nothing is sent, and the
-    speed of memory is measured instead.
+    speed of memory is measured instead. Nothing is measured if `link` was before.
     """
-    if shared_memory:
+    if link is None and shared_memory:
         link = measure_memory(network, timeout_seconds)
-    else:
+    elif link is None:
         link = measure_links(network, seconds, timeout_seconds, device)
     answer = ("", "")
     if network.rank == 0:
