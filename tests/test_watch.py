@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import time
@@ -120,6 +121,13 @@ def test_a_store_that_goes_with_process_0_fails_nobody_if_that_left_in_order(
     del host  # closes it
     assert wait_for(lambda: not watch._thread.is_alive())
     assert (watch.trouble is None) == in_order
+    watch.leave()
+
+
+def test_a_process_that_is_alone_waits_for_nobody_to_be_lost() -> None:
+    watch = Watch(open_store(), 0, range(1), 0)
+    watch.limit = runs.HANG_SECONDS  # half as long again would be more than a test may take
+    assert watch.wait_for_cause(math.inf) is None
     watch.leave()
 
 

@@ -171,6 +171,8 @@ class Watch:
 
     def wait_for_cause(self, patience: float) -> Trouble | None:
         """Why an exchange failed; None if nobody is lost. Silence takes a while to be heard."""
+        if all(member == self.me for member in self.members):
+            return self.trouble  # there is nobody who could be lost
         deadline = time.monotonic() + min(patience, 1.5 * self.limit + 1.0)
         while not self._known.wait(0.1) and not self.left and time.monotonic() < deadline:
             continue
