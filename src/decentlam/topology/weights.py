@@ -27,8 +27,11 @@ class SparseWeights:
     ) -> SparseWeights:
         """Sorts the entries by row and column; entries of the same place are added."""
         keys = rows.astype(np.int64) * n + columns
-        places, where = np.unique(keys, return_inverse=True)
-        summed = np.bincount(where, weights=values, minlength=len(places))
+        order = np.argsort(keys, kind="stable")
+        places, summed = keys[order], values[order].astype(np.float64)
+        if (places[1:] == places[:-1]).any():
+            places, where = np.unique(keys, return_inverse=True)
+            summed = np.bincount(where, weights=values, minlength=len(places))
         counts = np.bincount(places // n, minlength=n)
         starts = np.concatenate([[0], np.cumsum(counts)])
         return cls(starts, places % n, summed)
@@ -143,5 +146,22 @@ def shifts(n: int, hops: Sequence[int] | np.ndarray, shares: Sequence[float]) ->
 
 
 def pairs(n: int, left: np.ndarray, right: np.ndarray) -> SparseWeights:
-    """W = 1/2 for both of a pair; whoever has no partner keeps its own model."""
-    return symmetric_weights(n, left, right, np.full(len(left), 0.5))
+    """W = 1/2 for both of a pair; whoever has no partner keeps its own model.
+
+    What `symmetric_weights` returns for them, without sorting: networks that change draw anew at
+    every step.
+    """
+    nodes = np.arange(n)
+    partner = nodes.copy()
+    partner[left], partner[right] = right, left
+    paired = partner != nodes
+    columns = np.stack([np.minimum(nodes, partner), np.maximum(nodes, partner)], axis=1)
+    if paired.all():
+        return SparseWeights(np.arange(0, 2 * n + 1, 2), columns.ravel(), np.full(2 * n, 0.5))
+    kept = np.stack([np.ones(n, dtype=bool), paired], axis=1)
+    entries = 1 + paired
+    return SparseWeights(
+        np.concatenate([[0], np.cumsum(entries)]),
+        columns[kept],
+        np.repeat(1.0 / entries, entries),
+    )
