@@ -36,13 +36,14 @@ def check_period(algorithm: Algorithm) -> None:
             f"{name}: period must be a whole number of steps from 1 and warm_up from 0, got "
             f"{period!r} and {warm_up!r}"
         )
-    for k in range(_LOOKED_AT):
-        alike = k if k < warm_up + period else warm_up + (k - warm_up) % period
-        for what in (algorithm.reach, algorithm.payloads):
-            if what(k) != what(alike):
+    for what in (algorithm.reach, algorithm.payloads):
+        found = [what(k) for k in range(_LOOKED_AT)]
+        for k in range(warm_up + period, _LOOKED_AT):
+            alike = warm_up + (k - warm_up) % period
+            if found[k] != found[alike]:
                 raise ValueError(
-                    f"{name}: {what.__name__}({k}) is {what(k)}, but with period {period} and "
-                    f"warm_up {warm_up} it should be {what(alike)} as at step {alike}; say in "
+                    f"{name}: {what.__name__}({k}) is {found[k]}, but with period {period} and "
+                    f"warm_up {warm_up} it should be {found[alike]} as at step {alike}; say in "
                     "`period` after how many steps reach and payloads repeat"
                 )
 

@@ -54,6 +54,7 @@ def _code_of_decentlam() -> str:
     return _digest("".join(f"{name}\n{(root / name).read_text()}" for name in files))
 
 
+@cache
 def _code_of(kind: type) -> str:
     try:
         return _digest(inspect.getsource(kind))
