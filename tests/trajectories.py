@@ -14,7 +14,7 @@ import decentlam
 from decentlam import topology
 from decentlam.algorithms import ALGORITHMS, make
 
-STEPS = 200
+STEPS = 120
 
 METHODS: list[tuple[str, dict]] = [
     ("pmsgd", {}),
