@@ -17,13 +17,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The files that take longest, the longest first, so that no worker is left alone with one of them.
 # Whoever adds a file that takes more than some ten seconds puts it here.
 LONGEST = [
-    "optimizer_nodes", "optimizer_parity", "differences", "batched", "cli", "stability", "forward",
-    "runtime", "emulation", "launch_command", "launchers", "optimizer_models", "lab", "train",
-    "studies", "finite_time", "detection_train", "optimizer_deaths", "predict", "launch",
-    "last_step", "algorithms_reference", "models", "optimizer_gradients", "imports", "fuzz",
-    "mistakes", "examples", "elastic", "pieces", "docs_pages", "patience", "cost_calibration",
-    "train_command", "detection_study", "checkpoint_files", "optimizer_torch", "cost_choice",
-    "shared_memory", "checkpoint", "algorithms_special_cases", "topology", "soak",
+    "optimizer_nodes", "differences", "optimizer_parity", "stability", "runtime", "emulation",
+    "launch_command", "launchers", "cli", "optimizer_deaths", "train", "optimizer_gradients",
+    "store_moves", "forward", "finite_time", "batched", "pieces", "lab", "studies", "elastic",
+    "optimizer_models", "mistakes", "algorithms_special_cases", "detection_train", "patience",
+    "surroundings", "topology", "predict", "optimizer_torch", "fuzz", "module",
+    "algorithms_reference", "checkpoint", "cost_choice", "optimizer_state", "docs_pages",
+    "shared_memory", "optimizer_several", "optimizer_evaluation", "watch", "launch",
+    "checkpoint_files", "last_step", "imports", "theory", "cost_calibration", "soak", "models",
+    "optimizer_batches", "examples", "train_command", "detection_study",
 ]  # fmt: skip
 
 

@@ -31,6 +31,9 @@ from decentlam.topology import (
     symmetric_exponential,
 )
 
+# One for all tests: what is computed from its random weights is kept with it.
+PAIRS = bipartite_random_match(8)
+
 
 def heavy_ball_radius(topology: Topology, beta: float) -> float:
     """x+ = W_k x + beta (x - x-): the companion matrix of one period, off the average."""
@@ -115,7 +118,7 @@ def test_a_network_of_1024_nodes_is_answered() -> None:
 
 
 def test_the_bound_of_random_weights_holds_the_rate_of_a_longer_run() -> None:
-    network = bipartite_random_match(8)
+    network = PAIRS
     short = growth_rate(algorithms.DecentLaM(0.9), network, batch_steps=30)
     long = growth_rate(algorithms.DecentLaM(0.9), network, seed=1, batch_steps=300)
     assert not short.exact and short.low < long.value < short.high
@@ -184,7 +187,7 @@ def test_gain_and_delay_are_those_of_momentum() -> None:
 
 def test_the_steady_form_has_the_bias_of_dsgd_at_the_speed_of_dmsgd_on_random_pairs() -> None:
     """The paper's regression: bias within 2x of DSGD's, 1e-4 within 1.2x of DmSGD's steps."""
-    problem, network = linear_regression(8, seed=0), bipartite_random_match(8)
+    problem, network = linear_regression(8, seed=0), PAIRS
     bias, steps = {}, {}
     for method in ("dsgd", "dmsgd", "decentlam-steady"):
         errors: list[float] = []
@@ -335,11 +338,11 @@ def test_the_largest_step_of_an_exact_average_is_that_of_momentum_sgd(beta: floa
     ],
 )
 def test_the_largest_step_on_random_pairs(method: str, beta: float, low: float, high: float):
-    assert low <= largest_step(method, bipartite_random_match(8), beta) <= high
+    assert low <= largest_step(method, PAIRS, beta) <= high
 
 
 def test_the_largest_step_on_random_pairs_parts_runs_that_converge_from_runs_that_do_not() -> None:
-    limit = largest_step("dmsgd", bipartite_random_match(8), 0.9)
+    limit = largest_step("dmsgd", PAIRS, 0.9)
     x0 = torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for part, converges in ((0.92, True), (1.08, False)):
         other = bipartite_random_match(8, seed=5)
@@ -396,17 +399,17 @@ def test_auto_keeps_algorithm_2_on_static_weights_and_steadies_it_on_random_pair
     method = algorithms.DecentLaM(0.9)
     static = ring(8)
     assert choose(method, static, "auto") == (method, static, None)
-    chosen, _, note = choose(method, bipartite_random_match(8), "auto")
+    chosen, _, note = choose(method, PAIRS, "auto")
     assert chosen == algorithms.SteadyDecentLaM(0.9)
     assert note is not None and "SteadyDecentLaM" in note and "1.0" in note
     calm = algorithms.DecentLaM(0.3)  # would do, but not as well
-    assert growth_rate(calm, bipartite_random_match(8)).high < 1
-    assert choose(calm, bipartite_random_match(8), "refuse")[0] is calm
-    assert choose(calm, bipartite_random_match(8), "auto")[0] in calm.steady()
+    assert growth_rate(calm, PAIRS).high < 1
+    assert choose(calm, PAIRS, "refuse")[0] is calm
+    assert choose(calm, PAIRS, "auto")[0] in calm.steady()
 
 
 def test_refuse_names_the_rate_and_the_cure_and_ignore_goes_on() -> None:
-    method, network = algorithms.DecentLaM(0.9), bipartite_random_match(8)
+    method, network = algorithms.DecentLaM(0.9), PAIRS
     with pytest.raises(ValueError, match=r"1\.0\d+ at every step.*SteadyDecentLaM.*stable='auto'"):
         choose(method, network, "refuse")
     assert choose(method, network, "ignore") == (method, network, None)
