@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import decentlam
 
-STEPS = 8  # in which every edge of a network that changes is used four times
+STEPS = 8  # one-peer-symmetric-exponential uses each of its edges every second step
 GOSSIP_STEPS = 30  # a ring of 4 keeps a third of the disagreement at each
 HALF, INT8 = torch.float16, torch.int8
 BLOCK = 256
