@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ import torch.distributed as dist
 
 import decentlam
 from decentlam.errors import ExchangeError, LaunchError
-from decentlam.launch import supervise
-from decentlam.launch.processes import Failure, let_leave
-from decentlam.launch.supervise import is_lost
+from decentlam.launch import local
+from decentlam.launch.processes import Started
+from decentlam.launch.work import Failure
 from decentlam.membership import generations, watch
 from decentlam.membership.deal import Deal, Place
 from decentlam.membership.generations import Change, Membership
@@ -167,24 +168,25 @@ def test_a_second_elastic_optimizer_is_refused_while_the_first_lives(
 @pytest.mark.parametrize("error", [ExchangeError("a member died"), LaunchError("not let in")])
 def test_a_newcomer_that_did_not_get_in_does_not_end_the_run(error: Exception) -> None:
     failure = Failure(at=12.5, rank=1, text="failed", error=error)
-    assert is_lost(failure, newcomer=True)
-    assert not is_lost(failure, newcomer=False)
-    assert not is_lost(replace(failure, error=ValueError("a mistake")), newcomer=True)
+    assert local.is_lost(failure, newcomer=True)
+    assert not local.is_lost(failure, newcomer=False)
+    assert not local.is_lost(replace(failure, error=ValueError("a mistake")), newcomer=True)
 
 
 def test_a_process_that_is_killed_after_its_result_ends_nothing() -> None:
     here, there = multiprocessing.Pipe()
     there.close()
-    let_leave(here)
+    Started(0, multiprocessing.current_process(), here).let_leave()
 
 
 @pytest.mark.slow
 def test_a_newcomer_that_fails_is_started_again_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "_NOTE_SECONDS", 1.0)
+    monkeypatch.setattr(local, "_NOTE_SECONDS", 1.0)
     notes: list[str] = []
-    results = supervise.supervise(runs_elastic.come_back, 2, (tmp_path,), note=notes.append)
+    collect = functools.partial(local.survivors, note=notes.append)
+    results = local.run_here(runs_elastic.come_back, 2, (tmp_path,), elastic=collect)
     assert results == [0, 1]
     said = "\n".join(notes)
     assert said.count("node 1 was started again") == 2

@@ -159,7 +159,10 @@ def test_the_host_that_failed_is_named_and_all_are_stopped(network: None) -> Non
 
 @pytest.mark.netns
 def test_nothing_lasts_longer_than_its_timeout(network: None, tmp_path: Path) -> None:
-    with hosts(2) as made, pytest.raises(RuntimeError, match=r"no result after 2 s from host 0, 1"):
+    with (
+        hosts(2) as made,
+        pytest.raises(RuntimeError, match=r"no result after 2 s from host 0, host 1"),
+    ):
         run_on(made, stay, (str(tmp_path),), timeout_seconds=2)
 
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import os
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from decentlam.errors import ExchangeError, LaunchError, RunOverError
 from decentlam.launch.place import LAUNCHED, LOOPBACK
-from decentlam.launch.processes import pickled, run_processes, variables
+from decentlam.launch.processes import (
+    Collect,
+    Running,
+    Started,
+    next_reports,
+    run_processes,
+    variables,
+)
+from decentlam.launch.work import Failure, pickled
+
+log = logging.getLogger(__name__)
+
+_RESTARTS = 100  # of all processes of an elastic run together
+_NOTE_SECONDS = 60.0  # between two notes on who still works when others have ended
 
 
 def launch(
@@ -35,12 +55,22 @@ def launch(
         elastic: A process that is killed is started again and joins the others, which go on
             meanwhile (docs/survive.md). Results are those of the processes that came to an end.
     """
+    if elastic:
+        return run_here(fn, nodes, args, "gloo", timeout_seconds, survivors)
+    return run_here(fn, nodes, args, backend, timeout_seconds)
+
+
+def run_here(
+    fn: Callable[..., Any],
+    nodes: int,
+    args: tuple[Any, ...],
+    backend: str = "gloo",
+    timeout_seconds: float = 1800.0,
+    elastic: Collect | None = None,
+) -> list[Any]:
+    """As `launch`; an elastic run's results are what `elastic` collects."""
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         raise ValueError(f"nodes must be a whole number of 1 or more, got {nodes!r}")
-    if elastic:
-        from decentlam.launch.supervise import supervise
-
-        return supervise(fn, nodes, args, timeout_seconds=timeout_seconds)
     work = pickled(fn, args)  # refused before torch is imported, which takes long
     from decentlam.membership.spare import open_store
 
@@ -52,4 +82,62 @@ def launch(
         LAUNCHED: "1",
     }
     environments = [variables(rank, nodes, local=True) | shared for rank in range(nodes)]
-    return run_processes(work, environments, backend, timeout_seconds)
+    return run_processes(work, environments, backend, timeout_seconds, elastic=elastic)
+
+
+def survivors(
+    running: Running,
+    start: Callable[[int], Started],
+    note: Callable[[str], None] = log.warning,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[Any]:
+    """Results of those that came to their end; none if `stopped()`.
+
+    A process that is killed is started again and joins the others; so is one that was started
+    again and did not get in. Any other exception ends the run.
+    """
+    pids = ", ".join(str(child.process.pid) for child in running.values())
+    note(f"processes {pids}; the run survives as long as one of them does")
+    results: list[Any] = []
+    newcomers: list[int] = []  # ranks that were started again
+    next_note = math.inf
+    while running and not stopped():
+        if time.monotonic() > next_note:
+            next_note = time.monotonic() + _NOTE_SECONDS
+            note(f"{_wake(running)} did not end yet; others have")
+        for child, report in next_reports(running):
+            name = child.process.name
+            if not isinstance(report, Failure):
+                results.append(report[0])
+                child.let_leave()
+                next_note = min(next_note, time.monotonic() + _NOTE_SECONDS)
+            elif isinstance(report.error, RunOverError):
+                continue
+            elif not is_lost(report, newcomer=child.rank in newcomers):
+                raise LaunchError(f"{name} {report.text}") from report.error
+            else:
+                why = f"failed: {report.error}" if report.error else report.text
+                note(f"{name} (process {child.process.pid}) {why}; the others go on")
+                if not results and len(newcomers) < _RESTARTS:
+                    newcomers.append(child.rank)
+                    again = start(child.rank).process.pid
+                    note(f"{name} was started again as process {again}")
+    if not results and not stopped():
+        raise LaunchError("no process came to the end of the run")
+    return results
+
+
+def is_lost(failure: Failure, newcomer: bool) -> bool:
+    """Whether the others go on without it: it was killed, or it did not get in."""
+    killed = failure.at == 0.0
+    return killed or (newcomer and isinstance(failure.error, ExchangeError | LaunchError))
+
+
+def _wake(running: Running) -> str:
+    """The processes that still run, by name. Those that were stopped go on: the others gave them
+    up, and they would keep the launcher waiting."""
+    for child in running.values():
+        assert child.process.pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(child.process.pid, signal.SIGCONT)
+    return ", ".join(f"{c.process.name} (process {c.process.pid})" for c in running.values())

@@ -7,26 +7,22 @@ sees first, the second leaves its processes behind when their parent is killed.
 
 from __future__ import annotations
 
-import io
 import math
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import FunctionType
 from typing import Any
 
 from decentlam.errors import LaunchError
+from decentlam.launch.work import Failure, main_is_a_file, run_in_process
 
 _POLL_SECONDS = 0.5  # between two looks for dead processes; others fail that soon after the first
 _STOP_SECONDS = 5.0  # between asking a process to end and ending it
@@ -37,14 +33,22 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, order=True)
-class Failure:
-    """What went wrong in a process; the earliest one is the cause of the others."""
+@dataclass(frozen=True)
+class Started:
+    """A process, and the end of the pipe that it reports through."""
 
-    at: float  # on the clock that all processes of a machine share
     rank: int
-    text: str
-    error: BaseException | None = field(default=None, compare=False)  # None: could not be copied
+    process: BaseProcess
+    pipe: Connection
+
+    def let_leave(self) -> None:
+        """Tells a process that has reported to leave the group; it may have been killed since."""
+        with suppress(OSError):
+            self.pipe.send_bytes(b"")
+
+
+Running = dict[Any, Started]  # who has not reported yet, by pipe
+Collect = Callable[[Running, Callable[[int], Started]], list[Any]]  # can start a rank again
 
 
 def variables(rank: int, size: int, local: bool) -> dict[str, str]:
@@ -66,88 +70,94 @@ def run_processes(
     who: str = "node",
     executables: Sequence[str] | None = None,
     deadline_seconds: float = math.inf,
+    elastic: Collect | None = None,
 ) -> list[Any]:
     """The `pickled` function in a process per environment; results in their order.
 
     An environment has the variables that `init` joins the group by. `executables` start Python,
     each in its own way; none are `sys.executable`. Whoever fails first is named as `who` and its
     rank; if it raised an exception that can be copied, that is the error's cause.
+    `elastic` decides instead who is started again, and whose results count.
     """
     context = multiprocessing.get_context("spawn")
-    processes: list[BaseProcess] = []
-    pipes: list[Connection] = []
-    try:
-        for rank, environment in enumerate(environments):
-            here, there = context.Pipe()
-            pipes.append(here)
-            process = context.Process(
-                target=run_in_process,
-                args=(there, work, rank, len(environments), environment, backend, timeout_seconds),
-                name=f"{who} {rank}",
-            )
-            with there, _started_by(executables[rank] if executables else None):
-                process.start()
-            processes.append(process)
-        results = _collect(pipes, processes, who, deadline_seconds)
-        for pipe in pipes:
-            let_leave(pipe)  # nobody needs anybody any more
-        _join(processes, _EXIT_SECONDS)
-        return results
-    finally:
-        for pipe in pipes:
-            pipe.close()  # whoever is still there ends: see _watch
-        stop(processes)
+    started: list[Started] = []
+    running: Running = {}
 
-
-# The function on its way ------------------------------------------------------------------------
-
-
-class _Pickler(pickle.Pickler):
-    """Notes what is looked up in `__main__` by name."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.of_main: list[Any] = []
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType | type) and obj.__module__ == "__main__":
-            self.of_main.append(obj)
-        return NotImplemented
-
-
-def pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """A function and its arguments, by value; refused if other processes cannot import it.
-
-    Handed to multiprocessing as they are, tensors would be shared memory.
-    """
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    try:
-        pickler.dump((fn, args))
-    except Exception as error:
-        raise ValueError(
-            f"launch cannot hand {fn!r} and its arguments to other processes: {error}. Use a "
-            "function defined at the top level of a module (no lambda, nothing nested) and "
-            "arguments that pickle can copy."
-        ) from error
-    if pickler.of_main and not _main_is_a_file():
-        names = ", ".join(dict.fromkeys(each.__qualname__ for each in pickler.of_main))
-        raise ValueError(
-            f"other processes cannot import {names}: defined in a notebook, at a prompt, in "
-            "`python -c`, on standard input or in a package's __main__. Write the definitions to a "
-            "file, such as work.py (in a notebook: %%writefile work.py), and import them from "
-            "there; or make it a script and run `python -m decentlam.launch -n 4 work.py`."
+    def start(rank: int) -> Started:
+        here, there = context.Pipe()
+        process = context.Process(
+            target=run_in_process,
+            args=(there, work, environments[rank], backend, timeout_seconds, elastic is not None),
+            name=f"{who} {rank}",
         )
-    return file.getvalue()
+        with there, _started_by(executables[rank] if executables else None):
+            process.start()
+        running[here] = Started(rank, process, here)
+        started.append(running[here])
+        return running[here]
+
+    try:
+        for rank in range(len(environments)):
+            start(rank)
+        return elastic(running, start) if elastic else _everyone(running, deadline_seconds)
+    finally:
+        for child in started:
+            child.pipe.close()  # whoever was not let go ends: see `run_in_process`
+        deadline = time.monotonic() + (_STOP_SECONDS if running else _EXIT_SECONDS)
+        for child in started:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+        for child in started:
+            child.process.kill()
+            child.process.join()
 
 
-def _main_is_a_file() -> bool:
-    """Whether multiprocessing imports `__main__` in a new process, and can."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return spec.name.rpartition(".")[2] != "__main__"
-    return os.path.isfile(getattr(main, "__file__", None) or "")
+def _everyone(running: Running, deadline_seconds: float) -> list[Any]:
+    """All results in rank order; a failure ends the run."""
+    deadline = time.monotonic() + deadline_seconds
+    processes = list(running.values())
+    results: dict[int, Any] = {}
+    failures: list[Failure] = []
+    while running:
+        reports = next_reports(running)
+        for child, report in reports:
+            if isinstance(report, Failure):
+                failures.append(report)
+            else:
+                (results[child.rank],) = report
+        if failures and not reports:
+            break
+        if time.monotonic() > deadline:
+            missing = ", ".join(child.process.name for child in running.values())
+            raise LaunchError(f"no result after {deadline_seconds:g} s from {missing}; stopped")
+    if failures:
+        first = min(failures)
+        name = processes[first.rank].process.name
+        raise LaunchError(f"{name} {first.text}") from first.error
+    for child in processes:
+        child.let_leave()  # nobody needs anybody any more
+    return [results[child.rank] for child in processes]
+
+
+def next_reports(running: Running) -> list[tuple[Started, Any]]:
+    """Who has reported or died since, or does so in a moment: its result in a tuple, or a Failure.
+    They run no more."""
+    # A dead process's pipe can stay open, in the hands of its data loader's workers.
+    dead = [pipe for pipe, child in running.items() if not child.process.is_alive()]
+    ready = [running.pop(pipe) for pipe in dead or wait(list(running), _POLL_SECONDS)]
+    return [(child, _receive(child)) for child in ready]
+
+
+def _receive(child: Started) -> Any:
+    with suppress(EOFError, ConnectionError):
+        if child.pipe.poll():
+            return pickle.loads(child.pipe.recv_bytes())
+    child.process.join(_STOP_SECONDS)  # the end of its pipe comes a moment before its own
+    code = child.process.exitcode
+    if code is not None and code < 0:
+        how = f"was killed by {signal.Signals(-code).name} (exit code {code})"
+    else:
+        how = f"died with exit code {code}{_HINT}"
+    return Failure(0.0, child.rank, how)  # the others only failed because this one had gone
 
 
 @contextmanager
@@ -155,7 +165,7 @@ def _started_by(executable: str | None) -> Iterator[None]:
     """While processes are started: by which Python, and without a `__main__` that is no file."""
     main, before = sys.modules["__main__"], spawn.get_executable()
     named = getattr(main, "__file__", None)
-    hide = named is not None and not _main_is_a_file()  # "<stdin>", which no process can import
+    hide = named is not None and not main_is_a_file()  # "<stdin>", which no process can import
     if executable is not None:
         resource_tracker.ensure_running()  # a helper of multiprocessing, by the usual Python
         spawn.set_executable(executable)
@@ -167,129 +177,3 @@ def _started_by(executable: str | None) -> Iterator[None]:
         if hide:
             main.__file__ = named
         spawn.set_executable(before)
-
-
-# In each process --------------------------------------------------------------------------------
-
-
-def run_in_process(
-    pipe: Connection,
-    work: bytes,
-    rank: int,
-    size: int,
-    environment: Mapping[str, str],
-    backend: str,
-    timeout_seconds: float,
-    elastic: bool = False,
-) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # being stopped must not lose output
-    may_leave = threading.Event()
-    threading.Thread(target=_watch, args=(pipe, may_leave), daemon=True).start()
-    os.environ.update(environment)
-    try:
-        import torch
-
-        from decentlam.launch.group import init
-
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
-        init(backend, timeout_seconds, elastic=elastic)
-        fn, args = pickle.loads(work)
-        report = pickle.dumps((fn(*args),))
-    except BaseException as error:
-        text = f"failed:\n{traceback.format_exc()}"
-        failure = Failure(time.monotonic(), rank, text, _copied(error))
-        pipe.send_bytes(pickle.dumps(failure))
-        os._exit(1)  # peers see the closed connections at once instead of waiting
-    pipe.send_bytes(report)
-    may_leave.wait()  # until nobody can be waiting for something this process sent
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _watch(pipe: Connection, may_leave: threading.Event) -> None:
-    """Ends this process when the one that started it is gone."""
-    try:
-        pipe.recv_bytes()
-    except (EOFError, OSError):
-        os._exit(1)
-    may_leave.set()
-
-
-def _copied(error: BaseException) -> BaseException | None:
-    """The exception if its copy can be made where it is received; not every one can."""
-    with suppress(Exception):
-        if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
-            return error
-    return None
-
-
-# In the process that waits ----------------------------------------------------------------------
-
-
-def _collect(
-    pipes: list[Connection], processes: list[BaseProcess], who: str, deadline_seconds: float
-) -> list[Any]:
-    """Everyone's result in rank order. A process sends it in a tuple, or a Failure."""
-    deadline = time.monotonic() + deadline_seconds
-    results: list[Any] = [None] * len(pipes)
-    failures: list[Failure] = []
-    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while waiting:
-        # A dead process's pipe can stay open, in the hands of its data loader's workers.
-        dead = [pipe for pipe, rank in waiting.items() if not processes[rank].is_alive()]
-        ready = dead or wait(list(waiting), _POLL_SECONDS)
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            rank = waiting.pop(pipe)
-            report = receive(pipe, rank, processes[rank])
-            if isinstance(report, Failure):
-                failures.append(report)
-            else:
-                (results[rank],) = report
-        if failures and not ready:
-            break
-        if time.monotonic() > deadline:
-            missing = ", ".join(map(str, sorted(waiting.values())))
-            raise LaunchError(
-                f"no result after {deadline_seconds:g} s from {who} {missing}; stopped"
-            )
-    if failures:
-        first = min(failures)
-        raise LaunchError(f"{who} {first.rank} {first.text}") from first.error
-    return results
-
-
-def receive(pipe: Connection, rank: int, process: BaseProcess) -> Any:
-    with suppress(EOFError, ConnectionError):
-        if pipe.poll():
-            return pickle.loads(pipe.recv_bytes())
-    process.join(_STOP_SECONDS)  # the end of its pipe comes a moment before its own
-    code = process.exitcode
-    if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name} (exit code {code})"
-    else:
-        how = f"died with exit code {code}{_HINT}"
-    return Failure(0.0, rank, how)  # the others only failed because this one had gone
-
-
-def let_leave(pipe: Connection) -> None:
-    """Tells a process that has reported to leave the group; it may have been killed since."""
-    with suppress(OSError):
-        pipe.send_bytes(b"")
-
-
-def _join(processes: list[BaseProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-
-
-def stop(processes: list[BaseProcess]) -> None:
-    _join(processes, _STOP_SECONDS)
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-        process.join()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from decentlam.lab.emulation.hosts import INTERFACE, Host
-from decentlam.launch.processes import pickled, run_processes, variables
+from decentlam.launch.processes import run_processes, variables
+from decentlam.launch.work import pickled
 
 _PORT = "29500"  # every group of hosts is a network of its own
 _GROUP_TIMEOUT_SECONDS = 120.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from decentlam.lab.train.here import Summary
 from decentlam.lab.train.numerics import Numerics, device_here
 from decentlam.lab.train.tasks import Task, make_task
 from decentlam.lab.train.tasks.base import record
-from decentlam.launch.supervise import supervise
+from decentlam.launch.local import run_here, survivors
 from decentlam.membership import generations
 from decentlam.membership.deal import Deal, Place
 from decentlam.membership.record import Change, turns
@@ -78,7 +79,8 @@ def train_elastic(
     with records.claimed(directory, recipe, simulated=False, resume=resume):
         dealt = _read(directory / records.CHECKPOINT) if resume else Dealt()
         work = (recipe, directory, quiet, dealt)
-        found = supervise(_node, processes or recipe.nodes, work, note=note, stopped=stopped)
+        collect = functools.partial(survivors, note=note, stopped=stopped)
+        found = run_here(_node, processes or recipe.nodes, work, elastic=collect)
     written = [s for s in found if s.evaluation is not None] or found
     if written:
         return cast(Summary, written[0])
