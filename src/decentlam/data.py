@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -99,28 +100,18 @@ class ResumableLoader(DataLoader[Any]):
                 )
 
 
-class _Batches(Sampler[list[int]]):
+class _Batches(BatchSampler):
     """Batches of indices, from any one of an epoch on."""
 
-    def __init__(self, sampler: Sampler[int], batch_size: int, drop_last: bool) -> None:
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self._first = 0
+    first = 0
 
     def begin(self, epoch: int, first: int) -> None:
         if isinstance(self.sampler, DistributedSampler):
             self.sampler.set_epoch(epoch)
-        self._first = first
+        self.first = first
 
     def __iter__(self) -> Iterator[list[int]]:
-        indices = list(self.sampler)
-        for start in range(self._first * self.batch_size, len(indices), self.batch_size):
-            batch = indices[start : start + self.batch_size]
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch
-
-    def __len__(self) -> int:
-        size = len(self.sampler)  # type: ignore[arg-type]
-        return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
+        return itertools.islice(super().__iter__(), self.first, None)
 
 
 def _place() -> tuple[int, int]:
