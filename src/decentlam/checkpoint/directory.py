@@ -143,30 +143,24 @@ def _sync(path: Path) -> None:
 # Reading ---------------------------------------------------------------------------------------
 
 
-def find(path: Path) -> Path | None:
-    """The newest save in `path`, or `path` itself if it is one; changes nothing on disk."""
+def find(path: Path, step: int | None = None) -> Path | None:
+    """The newest save in `path`, of this step if one is given, or `path` itself if it is one;
+    changes nothing on disk."""
     if _file(path, 0, "json").is_file():
         return path
     saves = _saves(path) if path.is_dir() else []
-    return saves[-1] if saves else None
+    fitting = [save for save in saves if step is None or save.name.endswith(f"-step-{step}")]
+    return fitting[-1] if fitting else None
 
 
-def locate(path: Path) -> Path:
+def locate(path: Path, step: int | None = None) -> Path:
     """As `find`, but there must be one."""
-    place = find(path)
+    place = find(path, step)
     if place is None:
-        raise FileNotFoundError(f"there is no complete checkpoint at {path}")
+        which = "complete checkpoint" if step is None else f"checkpoint of step {step}"
+        held = ", ".join(save.name for save in _saves(path)) if path.is_dir() else ""
+        raise FileNotFoundError(f"there is no {which} at {path}: it has {held or 'nothing'}")
     return place
-
-
-def locate_step(path: Path, step: int) -> Path:
-    """The newest save in `path` that was made after so many steps."""
-    saves = _saves(path) if path.is_dir() else []
-    found = [save for save in saves if save.name.endswith(f"-step-{step}")]
-    if not found:
-        held = ", ".join(save.name for save in saves) or "nothing"
-        raise FileNotFoundError(f"there is no checkpoint of step {step} at {path}: it has {held}")
-    return found[-1]
 
 
 def read_meta(place: Path, rank: int) -> Meta:

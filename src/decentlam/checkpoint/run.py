@@ -100,8 +100,7 @@ def load_checkpoint(
     def read() -> tuple[state.Content, Resumed]:
         place = directory.locate(target)
         meta = directory.read_meta(place, 0)
-        _check_words(place, meta)
-        _check_meta(meta, optimizer, others)
+        _check_meta(place, meta, optimizer, others)
         layout = meta["num_nodes"], meta["processes_per_node"]
         averaged = layout != (network.num_nodes, network.processes_per_node)
         content = _read(place, meta, network, averaged)
@@ -126,13 +125,6 @@ def _network(optimizer: DecentralizedOptimizer) -> Network:
 
 def _given(others: dict[str, Any]) -> dict[str, Any]:
     return {name: thing for name, thing in others.items() if thing is not None}
-
-
-def _check_words(place: Path, meta: directory.Meta) -> None:
-    """A damaged description may lack a name, or have something else in its place."""
-    words, saved = [meta.get(name) for name in ("method", "algorithm", "runs")], meta.get("saved")
-    if not isinstance(saved, list) or not all(isinstance(word, str) for word in [*words, *saved]):
-        raise CheckpointError(f"{place} is damaged or foreign: it does not say what was saved")
 
 
 def _read(place: Path, meta: directory.Meta, network: Network, average: bool) -> state.Content:
@@ -170,8 +162,11 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
 
 
 def _check_meta(
-    meta: directory.Meta, optimizer: DecentralizedOptimizer, others: dict[str, Any]
+    place: Path, meta: directory.Meta, optimizer: DecentralizedOptimizer, others: dict[str, Any]
 ) -> None:
+    words, saved = [meta.get(name) for name in ("method", "algorithm", "runs")], meta.get("saved")
+    if not isinstance(saved, list) or not all(isinstance(word, str) for word in [*words, *saved]):
+        raise CheckpointError(f"{place} is damaged or foreign: it does not say what was saved")
     here = _describe(optimizer)
     if meta["method"] != here["method"]:
         raise ValueError(

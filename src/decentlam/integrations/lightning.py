@@ -200,7 +200,7 @@ class DecentralizedStrategy(DDPStrategy):
             place = self._loaded_from / f"optimizer-{number}"
             step = checkpoint["decentlam"]["steps"][number]
             # The newest may be of a step whose file was not written any more.
-            find = functools.partial(directory.locate_step, place, step)
+            find = functools.partial(directory.locate, place, step)
             load_checkpoint(
                 together(optimizer.network, find),
                 model=self.lightning_module,
