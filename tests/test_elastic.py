@@ -192,3 +192,9 @@ def test_a_newcomer_that_fails_is_started_again_and_waited_for(
     assert said.count("node 1 was started again") == 2
     assert "was killed by SIGKILL" in said and "failed: a member died; the others go on" in said
     assert "did not end yet; others have" in said
+
+
+@pytest.mark.system
+def test_an_elastic_launch_refuses_another_backend_than_gloo() -> None:
+    with pytest.raises(LaunchError, match=r"elastic runs need the gloo backend, got 'nccl'"):
+        decentlam.launch(time.sleep, 1, (0.0,), backend="nccl", elastic=True)

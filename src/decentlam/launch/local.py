@@ -55,9 +55,7 @@ def launch(
         elastic: A process that is killed is started again and joins the others, which go on
             meanwhile (docs/survive.md). Results are those of the processes that came to an end.
     """
-    if elastic:
-        return run_here(fn, nodes, args, "gloo", timeout_seconds, survivors)
-    return run_here(fn, nodes, args, backend, timeout_seconds)
+    return run_here(fn, nodes, args, backend, timeout_seconds, survivors if elastic else None)
 
 
 def run_here(
