@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from decentlam.optimizer import DecentralizedOptimizer
+
 
 def missing(extra: str, error: ImportError) -> ImportError:
     """What to raise where a framework cannot be imported."""
@@ -9,4 +13,14 @@ def missing(extra: str, error: ImportError) -> ImportError:
         f"decentlam.integrations.{extra} needs {error.name or extra}, which is not installed; "
         f"install it with `pip install decentlam[{extra}]`, or in a checkout with "
         f"`pip install '.[{extra}]'`"
+    )
+
+
+def ours(optimizer: Any, trainer: str, cure: str) -> DecentralizedOptimizer:
+    """The optimizer, if it averages; the trainer does not."""
+    if isinstance(optimizer, DecentralizedOptimizer):
+        return optimizer
+    raise TypeError(
+        f"{type(optimizer).__name__} does not average with other nodes, and this {trainer} does "
+        f"not either: each process would train alone. {cure}."
     )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from decentlam.checkpoint import load_checkpoint, save_checkpoint
-from decentlam.integrations import missing
+from decentlam.integrations import missing, ours
 from decentlam.optimizer import DecentralizedOptimizer
 
 try:
@@ -60,14 +60,12 @@ class DecentralizedTrainer(Trainer):
     @property
     def node_optimizer(self) -> DecentralizedOptimizer:
         """The optimizer without Accelerate's wrapper."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        if not isinstance(optimizer, DecentralizedOptimizer):
-            raise TypeError(
-                f"{type(optimizer).__name__} does not average with other nodes, and this Trainer "
-                "does not either: each process would train alone. Pass an optimizer of decentlam: "
-                "optimizer_cls_and_kwargs=(decentlam.DecentLaM, {'lr': 0.1, 'overlap': 'none'})."
-            )
-        return optimizer
+        return ours(
+            getattr(self.optimizer, "optimizer", self.optimizer),
+            "Trainer",
+            "Pass an optimizer of decentlam: "
+            "optimizer_cls_and_kwargs=(decentlam.DecentLaM, {'lr': 0.1, 'overlap': 'none'})",
+        )
 
     # Training --------------------------------------------------------------------------------
 

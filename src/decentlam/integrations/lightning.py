@@ -22,7 +22,7 @@ from decentlam.checkpoint import directory, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.together import together
 from decentlam.data import ResumableLoader
 from decentlam.exchange.network import connect
-from decentlam.integrations import missing
+from decentlam.integrations import missing, ours
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime.evaluation import Evaluation
 
@@ -86,11 +86,9 @@ class DecentralizedStrategy(DDPStrategy):
         for optimizer in self.optimizers:
             _check_optimizer(optimizer, "return one from configure_optimizers")
 
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Generator[None, None, None]:
+    def block_backward_sync(self) -> Any:
         """Around every backward but the last of a step, when gradients are accumulated."""
-        with _no_sync(self.optimizers):
-            yield
+        return _no_sync(self.optimizers)
 
     def on_train_end(self) -> None:
         for optimizer in self.optimizers:
@@ -115,23 +113,8 @@ class DecentralizedStrategy(DDPStrategy):
             optimizer.train()
         self._evaluation.leave()
 
-    def on_validation_start(self) -> None:
-        self._evaluate()
-
-    def on_validation_end(self) -> None:
-        self._train()
-
-    def on_test_start(self) -> None:
-        self._evaluate()
-
-    def on_test_end(self) -> None:
-        self._train()
-
-    def on_predict_start(self) -> None:
-        self._evaluate()
-
-    def on_predict_end(self) -> None:
-        self._train()
+    on_validation_start = on_test_start = on_predict_start = _evaluate
+    on_validation_end = on_test_end = on_predict_end = _train
 
     # Checkpoints -----------------------------------------------------------------------------
 
@@ -327,11 +310,6 @@ def _check_options(options: dict[str, Any], allowed: set[str]) -> None:
         )
 
 
-def _check_optimizer(optimizer: Optimizer, cure: str) -> DecentralizedOptimizer:
-    if not isinstance(optimizer, DecentralizedOptimizer):
-        raise TypeError(
-            f"{type(optimizer).__name__} does not average with other nodes, and this strategy does "
-            f"not either: each process would train alone. Use an optimizer of decentlam: {cure}, "
-            "for instance decentlam.DecentLaM(model.parameters(), lr=0.1)."
-        )
-    return optimizer
+def _check_optimizer(optimizer: Optimizer, how: str) -> DecentralizedOptimizer:
+    cure = f"Use an optimizer of decentlam: {how}, for instance"
+    return ours(optimizer, "strategy", f"{cure} decentlam.DecentLaM(model.parameters(), lr=0.1)")
