@@ -28,7 +28,8 @@ class SparseWeights:
         """Sorts the entries by row and column; entries of the same place are added."""
         keys = rows.astype(np.int64) * n + columns
         order = np.argsort(keys, kind="stable")
-        places, summed = keys[order], values[order].astype(np.float64)
+        places = keys[order]
+        summed: np.ndarray = values[order].astype(np.float64)
         if (places[1:] == places[:-1]).any():
             places, where = np.unique(keys, return_inverse=True)
             summed = np.bincount(where, weights=values, minlength=len(places))
