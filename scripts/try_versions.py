@@ -38,7 +38,7 @@ TESTS = (
 
 # Trains on two real processes and in the simulator, as a user would, and prints versions.
 SMOKE = """
-import platform, torch, decentlam
+import os, platform, torch, decentlam
 
 def train():
     torch.manual_seed(0)
@@ -51,7 +51,9 @@ def train():
     with optimizer.averaged(model):
         return model.weight.detach().numpy().tolist()
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "RANK" in os.environ:  # `python -m decentlam.launch` started this
+    train()
+elif __name__ == "__main__":
     first, second = decentlam.launch(train, nodes=2)
     assert first == second, (first, second)
     target = torch.arange(4.0)[:, None]
@@ -126,6 +128,7 @@ def attempt(trial: Trial, interpreter: str, tests: bool) -> str:
         [*UV, "venv", "--python", interpreter, place],
         [*UV, "pip", "install", "--python", python, "--only-binary", ":all:", *own, *wanted],
         [python, script],
+        [python, "-m", "decentlam.launch", "-n", "2", script],
     ]  # fmt: skip
     if trial.extra in EXTRAS:
         steps.append([python, *EXTRAS[trial.extra]])
@@ -139,6 +142,18 @@ def attempt(trial: Trial, interpreter: str, tests: bool) -> str:
             return f"FAILED: {' '.join(map(str, step[:4]))}\n{(done.stdout + done.stderr)[-3000:]}"
         said = done.stdout.strip().splitlines()[-1] if step[1] == script else said
     return f"ok ({said}{', tests' if tests else ''})"
+
+
+def find(python: str) -> str:
+    """The path of this Python, or nothing if it is not here.
+
+    pyenv's shims are in the PATH for every version, and work for the chosen one alone. So the
+    directories that they stand for go first.
+    """
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places = [*map(str, sorted(root.glob(f"versions/{python}.*/bin"))), os.environ["PATH"]]
+    env = {**os.environ, "PATH": ":".join(places)}
+    return run(*UV, "python", "find", "--no-project", python, env=env).stdout.strip()
 
 
 def trials(python: str, wheel: Path, sdist: Path, extras: bool) -> list[Trial]:
@@ -164,7 +179,7 @@ def main() -> None:
     wheel, sdist = build()
     failed = False
     for python in options.python or PYTHONS:
-        interpreter = run(*UV, "python", "find", "--no-project", python).stdout.strip()
+        interpreter = find(python)
         if not interpreter:
             print(f"Python {python}: absent, not tried; `uv python install {python}` brings it")
             continue

@@ -164,8 +164,7 @@ def leave() -> None:
     Every process does so by itself when Python ends. Call it before `os._exit`.
     """
     watch.stop()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    watch.destroy_group()
 
 
 def use_device(local_rank: int) -> None:

@@ -387,8 +387,7 @@ class Membership:
         generation = self.generation
         noticed = self._watch.troubled_at
         self._watch.follow(generation.members, generation.number)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        watch.destroy_group()
         # torch numbers its groups, and those that could not be formed count; all must agree.
         dist.distributed_c10d._world.group_count = 0
         wait = timedelta(seconds=2 * self._watch.limit + 5.0)

@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from decentlam.membership.record import Generation, read
@@ -26,6 +27,8 @@ _LOOK_SECONDS = 0.2  # between two looks for members that are about to move
 _CONNECT_SECONDS = 2.0
 _FIND_SECONDS = 5.0
 _REQUEST_SECONDS = 60.0
+# Before torch 2.8 a store of libuv opens its own socket, on all interfaces.
+_LIBUV_TAKES_A_SOCKET = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
 
 def open_store(host: str, port: int = 0) -> dist.TCPStore:
@@ -43,6 +46,7 @@ def open_store(host: str, port: int = 0) -> dist.TCPStore:
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=os.dup(listening.fileno()),  # the store closes it
+            use_libuv=_LIBUV_TAKES_A_SOCKET,
         )
 
 

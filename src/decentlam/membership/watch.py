@@ -50,6 +50,8 @@ _READ_BEATS = 2.5  # that the process of the store stays for the others to read 
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
+_GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
+_LET_GO_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -389,6 +391,19 @@ class Watch:
 def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
     """Of a gloo group that was formed with another one."""
     group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
+
+
+def destroy_group() -> None:
+    """Leaves torch's default group, if there is one.
+
+    Before torch 2.8 gloo's thread needs Python's lock to let go of the last collective, and the
+    destructor of the group, which has that lock, waits for the thread: forever, if the collective
+    has ended just now.
+    """
+    if dist.is_initialized():
+        if _GLOO_NEEDS_PYTHON:
+            time.sleep(_LET_GO_SECONDS)
+        dist.destroy_process_group()
 
 
 def close_connections(group: dist.ProcessGroup) -> None:
