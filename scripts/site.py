@@ -73,7 +73,7 @@ def pictures() -> str:
         parts.append(
             f'<div class="topology" markdown>\n\n### `{name}`\n\n'
             f"{picture_of(name)}\n\n"
-            f"{network.description[:1].upper() + network.description[1:]}. "
+            f"{_sentence(network.description)}. "
             f"A node sends {models(_peers(network))} per step.\n\n</div>\n"
         )
     return "\n".join(parts)
@@ -221,6 +221,11 @@ def _svg(figure: Figure) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "decentlam", "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter, unless it begins with the name of a variable."""
+    return text if text[1:2] == " " else text[:1].upper() + text[1:]
 
 
 def _peers(network: Topology) -> float:

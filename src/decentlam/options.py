@@ -47,34 +47,35 @@ def usual_bucket_bytes(model_bytes: int, one_machine: bool = False) -> int:
 class OptimizerOptions(TypedDict, total=False):
     """The keywords that every optimizer takes besides those of its method.
 
-    weight_decay: Added to the gradient, times x, as in torch.optim.SGD. Default 0.
-    topology: Who averages with whom: a name, a `decentlam.Topology`, or "auto", which measures
-        the links. Default "bipartite-random-match": one peer per step, for any number of
-        nodes. D2DmSGD and GTDmSGD want fixed weights, and have "symmetric-exponential".
-    overlap: What the exchange hides behind: "none", "backward", "forward", or "auto" (default),
-        which tries the first two and keeps the faster. True is "backward", False is "none".
-    bucket_bytes: The size of messages. Default: a sixteenth of the model, within limits.
-    max_grad_norm: Clips the norm of the node's whole gradient to this.
-    nonfinite: What happens to a gradient that is NaN or infinite: "raise" (default), "skip" it,
-        or "ignore".
-    processes_per_node: How many consecutive processes are one node. Default 1.
-    process_group: The processes that take part. Default: all.
-    timeout_seconds: How long to wait for a neighbor before an `ExchangeError`. Default 600.
-    heartbeat_seconds: A process that gives no sign of life for this long counts as lost, and all
-        others stop waiting with an error that names it. Default 10.
-    elastic: Whether the run goes on when processes are lost, and takes in new ones; see
-        docs/survive.md. Default False.
-    model: With elastic=True, the module whose buffers (statistics of batch norm) newcomers get.
-    patience_seconds: A neighbor whose message is not there after this long is left out of the step,
-        at both ends, and goes on with the others when it is back; see docs/survive.md. Default:
-        every message is waited for.
-    stable: What happens where `decentlam.growth` says that training would diverge: "refuse",
-        "auto" (run a stable form and say so; DecentLaM's default), or "ignore".
-    shared_memory: Whether processes of one machine read each other's messages in memory. Default
-        True.
-    message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent, torch.int8
-        leaves a quarter, where nodes have few different neighbors. Default: the parameters' own;
-        with topology="auto" float16 where the wire is slow, unless this is torch.float32.
+    Attributes:
+        weight_decay: Added to the gradient, times x, as in torch.optim.SGD. Default 0.
+        topology: Who averages with whom: a name, a `decentlam.Topology`, or "auto", which measures
+            the links. Default "bipartite-random-match": one peer per step, for any number of nodes.
+            D2DmSGD and GTDmSGD want fixed weights, and have "symmetric-exponential".
+        overlap: What the exchange hides behind: "none", "backward", "forward", or "auto" (default),
+            which tries the first two and keeps the faster. True is "backward", False is "none".
+        bucket_bytes: The size of messages. Default: a sixteenth of the model, within limits.
+        max_grad_norm: Clips the norm of the node's whole gradient to this.
+        nonfinite: What happens to a gradient that is NaN or infinite: "raise" (default), "skip" it,
+            or "ignore".
+        processes_per_node: How many consecutive processes are one node. Default 1.
+        process_group: The processes that take part. Default: all.
+        timeout_seconds: How long to wait for a neighbor before an `ExchangeError`. Default 600.
+        heartbeat_seconds: A process that gives no sign of life for this long counts as lost, and
+            all others stop waiting with an error that names it. Default 10.
+        elastic: Whether the run goes on when processes are lost, and takes in new ones; see
+            docs/survive.md. Default False.
+        model: With elastic=True, the module whose buffers (statistics of batch norm) newcomers get.
+        patience_seconds: A neighbor whose message is not there after this long is left out of the
+            step, at both ends, and goes on with the others when it is back; see docs/survive.md.
+            Default: every message is waited for.
+        stable: What happens where `decentlam.growth` says that training would diverge: "refuse",
+            "auto" (run a stable form and say so; DecentLaM's default), or "ignore".
+        shared_memory: Whether processes of one machine read each other's messages in memory.
+            Default True.
+        message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent, torch.int8
+            leaves a quarter, where nodes have few different neighbors. Default: the parameters'
+            own; with topology="auto" float16 where the wire is slow, unless this is torch.float32.
     """
 
     weight_decay: float
