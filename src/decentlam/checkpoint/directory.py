@@ -157,9 +157,11 @@ def locate(path: Path, step: int | None = None) -> Path:
     """As `find`, but there must be one."""
     place = find(path, step)
     if place is None:
-        which = "complete checkpoint" if step is None else f"checkpoint of step {step}"
+        of = "" if step is None else f" of step {step}"
         held = ", ".join(save.name for save in _saves(path)) if path.is_dir() else ""
-        raise FileNotFoundError(f"there is no {which} at {path}: it has {held or 'nothing'}")
+        raise FileNotFoundError(
+            f"there is no complete checkpoint{of} at {path}: it has {held or 'nothing'}"
+        )
     return place
 
 

@@ -22,6 +22,7 @@ from decentlam.lab.train.stop import Stop
 from decentlam.lab.values import explained
 from decentlam.launch import find_place, launch
 from decentlam.launch.group import init
+from decentlam.membership import watch
 
 _DIVERGED = "diverged"  # a key of the group's store, which says where and when
 _runs = itertools.count()  # runs of one process group: each has its own keys
@@ -79,7 +80,7 @@ def _here(order: Order, wished: Callable[[], bool]) -> Summary:
             raise
         found = DivergenceError(*json.loads(store.get(_DIVERGED)))
     summary = _diverged(order, found, write=network.rank == 0)
-    dist.destroy_process_group()  # closes connections, and so releases whoever waits for this node
+    watch.destroy_group()  # closes connections, and so releases whoever waits for this node
     return summary
 
 
