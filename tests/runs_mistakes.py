@@ -433,3 +433,31 @@ def group_of_another(process_group: Group) -> list[int]:
     more = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     optimizer.add_param_group({"params": [("more", more)], "step": 7, "previous_lr": 1.0})
     return [group["step"] for group in optimizer.param_groups]
+
+
+def swapped_aside(process_group: Group) -> tuple[Tensor, Tensor]:
+    """Between two steps a script evaluates other weights, by `.data`, and puts its own back; just
+    then the neighbor takes in what AWC-DmSGD has sent early."""
+    store = dist.distributed_c10d._get_default_store()
+    found = []
+    for swaps in (False, True):
+        node, model, optimizer = start(process_group, "awc-dmsgd", overlap=True, topology="ring")
+        optimizer.zero_grad()
+        quadratic_loss(model, node, 0).backward()
+        if swaps and node > 0:  # it posts its receive when node 0 has other weights
+            store.get("swapped")
+        optimizer.step()
+        if swaps and node == 0:
+            kept = [p.data.clone() for p in model.parameters()]
+            for p in model.parameters():
+                p.data.fill_(100.0)
+            store.set("swapped", "")
+            for other in range(1, dist.get_world_size(process_group)):
+                store.get(f"stepped {other}")
+            for p, value in zip(model.parameters(), kept, strict=True):
+                p.data.copy_(value)
+        elif swaps:
+            store.set(f"stepped {node}", "")
+        train(optimizer, model, node, range(1, 4))
+        found.append(flat(model))
+    return found[0], found[1]

@@ -56,14 +56,15 @@ def test_update_reads_g_only(method: tuple[str, dict]) -> None:
     assert torch.equal(g, before)
 
 
+@pytest.mark.parametrize("lr", [0.1, 1e-17, 1e-40, 0.0])  # schedules end near zero
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("method", METHODS, ids=method_id)
 def test_update_is_the_same_with_what_the_runtime_has_at_hand(
-    method: tuple[str, dict], dtype: torch.dtype
+    method: tuple[str, dict], dtype: torch.dtype, lr: float
 ) -> None:
     """The mix may lie in the memory of x, and the own message may be there to read."""
     torch.manual_seed(0)
-    algorithm, step = make(method[0], **method[1]), Step(3, 0.1, lr_ratio=0.5)
+    algorithm, step = make(method[0], **method[1]), Step(3, lr, lr_ratio=0.5)
     x, g, other = (torch.randn(6, dtype=dtype) for _ in range(3))
     state = random_state(algorithm, x)
     message = algorithm.message(x, g, state, step)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import decentlam
+from decentlam.algorithms import DecentLaM, GTDmSGD
 from decentlam.analysis.cost import (
     Compute,
     Criteria,
@@ -138,12 +139,19 @@ def test_messages_are_rounded_where_the_wire_binds_and_nothing_was_said(
     link: Link, dtype: torch.dtype, asked: torch.dtype | None, expected: torch.dtype | None
 ):
     groups = [{"params": [torch.zeros(1000, dtype=dtype, requires_grad=True)]}]
-    options = Options(topology="auto", message_dtype=asked)
-    found = with_fitting_messages(groups, options, ALONE, link)
+    options, method = Options(topology="auto", message_dtype=asked), DecentLaM()
+    found = with_fitting_messages(groups, method, options, ALONE, link)
     assert found.message_dtype is expected
     assert found.bucket_bytes == fitting_bucket_bytes(link, 1000 * dtype.itemsize)
     asked_too = replace(options, bucket_bytes=123)
-    assert with_fitting_messages(groups, asked_too, ALONE, link).bucket_bytes == 123
+    assert with_fitting_messages(groups, method, asked_too, ALONE, link).bucket_bytes == 123
+
+
+def test_a_second_payload_is_not_rounded_unasked():
+    """It is like a gradient, and float16 has no numbers below 6e-8."""
+    groups = [{"params": [torch.zeros(1000, requires_grad=True)]}]
+    found = with_fitting_messages(groups, GTDmSGD(), Options(topology="auto"), ALONE, SLOW)
+    assert found.message_dtype is None
 
 
 def test_messages_are_as_long_as_latency_asks_and_a_quarter_of_the_model_at_most():
@@ -153,3 +161,10 @@ def test_messages_are_as_long_as_latency_asks_and_a_quarter_of_the_model_at_most
     # A way ten times as long asks for messages that are longer, by as much as they wait longer.
     assert fitting_bucket_bytes(Link(1e-3, 1.25e8), model) == 3_750_000
     assert fitting_bucket_bytes(Link(1e-4, 1.25e8), 1000) == 1 << 18
+
+
+def test_whole_messages_are_those_of_the_parameters_own_type():
+    p = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"there are some of torch\.float64"):
+        decentlam.DecentLaM([p], message_dtype=torch.float32)
+    decentlam.DecentLaM([p], message_dtype=torch.float64)

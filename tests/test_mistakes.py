@@ -32,6 +32,7 @@ for method in ("decentlam", "pmsgd", "slowmo"):
 for method, overlap in MOVED:
     scenarios.add(f"moved {method} {overlap}", mistakes.moved, method=method, overlap=overlap)
 scenarios.add("replaced", mistakes.replaced_in_flight)
+scenarios.add("swapped aside", mistakes.swapped_aside)
 for method in ("decentlam", "pmsgd", "slowmo"):
     scenarios.add(f"copied {method}", mistakes.copied_alone, method=method)
 scenarios.add("layerwise", mistakes.layerwise_parts)
@@ -368,3 +369,8 @@ def test_a_cpu_run_in_a_group_with_two_backends_is_not_taken_for_nccl(
     on_gpu = Network(group, 0, 2, device=torch.device("cuda", 0))  # type: ignore[arg-type]
     assert on_gpu.is_nccl and on_gpu.control_device.type == "cpu"
     assert _backend(group, torch.device("cuda")) == "nccl"  # type: ignore[arg-type]
+
+
+def test_weights_that_a_script_puts_in_place_for_a_while_reach_no_neighbor() -> None:
+    for plain, swapped in scenarios.outcomes("swapped aside"):
+        assert torch.equal(plain, swapped)

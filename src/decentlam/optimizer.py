@@ -63,6 +63,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         process_group = options.pop("process_group", None)
         self._model = _checked(options.pop("model", None))
         self._options = Options(**cast(dict[str, Any], options))
+        self._asked_dtype = self._options.message_dtype  # topology="auto" may choose another
         self._method = algorithm  # as the user named it; what runs may be a stable form of it
         self._runtime: Runtime | None = None
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **algorithm.hyper()})
@@ -209,7 +210,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 f"{self.network.processes_per_node}; build a new optimizer to change that"
             )
         self._check_rebuildable()
-        options = dataclasses.replace(self._options, topology=topology)
+        options = dataclasses.replace(
+            self._options, topology=topology, message_dtype=self._asked_dtype
+        )
         # Where a neighbor died, some nodes may have finished the step and others not.
         step = max(network.gather(self.param_groups[0]["step"]))
         for group in self.param_groups:
@@ -256,7 +259,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         check_agreement(
             self.network, facts_of(self._method, self._options, self.param_groups, self._tag)
         )
-        self._build(self.network, self._options, self.statistics)
+        options = self._options
+        if build.trained_dtypes(self.param_groups) != {torch.float32}:  # 16 bits are not for these
+            options = dataclasses.replace(options, message_dtype=self._asked_dtype)
+        self._build(self.network, options, self.statistics)
         build.start_equal(self.runtime, self.param_groups, len(self.param_groups) - 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,6 +302,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._shares = False
             self._tag = build.next_tag()
             self._options = dataclasses.replace(self._options, elastic=False)  # a run has one
+            self._asked_dtype = self._options.message_dtype
             device = build.check_parameters(self.param_groups)
             network = reconnect(network, device, Reach.EVERYONE in reaches(self._method))
             self._build(network, self._options, StepStatistics())

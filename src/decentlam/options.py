@@ -209,7 +209,7 @@ class Options:
 
     @property
     def shortened(self) -> torch.dtype | None:
-        """The type of messages if it has fewer bits than the parameters."""
+        """The type of messages that are not sent as they are."""
         return None if self.message_dtype in WHOLE else self.message_dtype
 
     @property

@@ -117,8 +117,8 @@ class Algorithm(ABC):
 
     @property
     def replaces_x(self) -> bool:
-        """Whether x becomes the mix (its first payload) and `update` needs no other x. It is then
-        mixed in the memory of x, and `update` finds it there."""
+        """Whether x becomes the mix (its first payload) and `update` needs no other x. `mixed` may
+        then be x itself, which saves a copy; `update` copies it all the same."""
         return False
 
     @property

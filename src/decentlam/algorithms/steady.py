@@ -10,6 +10,8 @@ from decentlam.algorithms.base import Algorithm, check_between
 from decentlam.algorithms.kernels import fused_step_, fusible
 from decentlam.algorithms.pmsgd import PmSGD
 
+_LEAST_LR = 1e-9  # of the fused kernel
+
 
 @dataclass(frozen=True)
 class SteadyDecentLaM(Algorithm):
@@ -69,9 +71,10 @@ class SteadyDecentLaM(Algorithm):
         kept, c, mu = self.beta * step.lr_ratio, self.at_once, self.filter
         if step.lr_ratio != 1:
             s.mul_(step.lr_ratio)
-        # In float64, 1 - (1 - lr) would not be lr to the last digit.
-        fast = x.dtype is torch.float32 and not self.nesterov and kept > 0 and mu > 0
-        if fast and step.lr > 0 and step.sent is not None and fusible(x, g, mixed, v, s):
+        # 1 - (1 - lr) is not lr to the last digit of a float64, and of little use for a tiny lr.
+        fast = x.dtype is torch.float32 and step.lr > _LEAST_LR and kept > 0 and mu > 0
+        fast = fast and not self.nesterov and step.sent is not None
+        if fast and fusible(x, g, mixed, v, s):
             taken = torch.sub(step.sent, mixed, out=x)
             # Weight decay c / lr of `taken`, which a rate of 0 leaves as it is.
             decay, dampening = c / step.lr, 1 - step.lr

@@ -97,7 +97,7 @@ class Exchange(ABC):
     # Whether `receive` and `send` may be called from another thread than the training's. Not for
     # collectives: their order must be the same on all processes.
     threaded = False
-    # Whether a message is only read, so that it may lie where the parameters are.
+    # Whether a message stays as it was formed until the mix was used.
     only_reads = False
     # Whether messages build on what neighbors were told before.
     remembers = False

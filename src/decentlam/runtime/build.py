@@ -154,6 +154,13 @@ def build(
         options = dataclasses.replace(options, bucket_bytes=bucket_bytes)
     strongest = method.with_hyper({"momentum": max(g.get("momentum", 0.0) for g in groups)})
     algorithm, topology = stable_form(strongest, resolve(topology, network.num_nodes), options)
+    whole = options.message_dtype if options.shortened is None else None
+    others = trained_dtypes(groups) - {whole}
+    if whole is not None and others:
+        raise ValueError(
+            f"message_dtype={whole} is for whole messages of such parameters, but there are some "
+            f"of {', '.join(map(str, others))}; leave message_dtype out"
+        )
     if options.shortened is not None:
         _check_message_dtype(method, options.shortened, network, topology)
     if options.patience_seconds is not None and network.num_nodes > 1:
@@ -166,7 +173,7 @@ def build(
     rounds = []
     for number, bucket in enumerate(buckets):
         its_algorithm = algorithm.with_hyper(groups[bucket.group])
-        round = Round(number, bucket, its_algorithm, network, timeout, in_place=not options.elastic)
+        round = Round(number, bucket, its_algorithm, network, timeout)
         round.shard.load_state({p: dict(state.get(p, {})) for p in bucket.params})
         rounds.append(round)
     overlap = usual_overlap(algorithm, options, network)
@@ -336,7 +343,7 @@ def _chosen(
         link = measure_memory(network, seconds)
     else:
         link = measure_links(network, timeout_seconds=seconds, device=network.control_device)
-        options = with_fitting_messages(groups, options, network, link)
+        options = with_fitting_messages(groups, method, options, network, link)
     assert isinstance(options.overlap, str)
     name, reason = automatic(
         network,
@@ -350,23 +357,39 @@ def _chosen(
         link=link,
     )
     if network.rank == 0:
-        of = "" if options.shortened is None else f", messages of {options.shortened}"
-        log.info("topology='auto': %s%s", reason, of)
+        log.info("topology='auto': %s", reason)
     return dataclasses.replace(options, topology=name)
 
 
 def with_fitting_messages(
-    groups: Sequence[ParamGroup], options: Options, network: Network, link: Link
+    groups: Sequence[ParamGroup],
+    method: Algorithm,
+    options: Options,
+    network: Network,
+    link: Link,
 ) -> Options:
-    """Only where each process has its node: else the saved state would follow measured sizes."""
-    dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
+    """16 bits where they pay, for models in float32; a second payload is like a gradient, whose
+    small numbers float16 does not have. Sizes only where each process has its node: else the saved
+    state would follow what was measured."""
     free = options.message_dtype is None and options.patience_seconds is None
-    if free and dtypes == {torch.float32} and rounding_pays(link, measure_rounding(network)):
+    fits = trained_dtypes(groups) == {torch.float32}
+    fits = fits and most_payloads(method, Reach.NEIGHBORS) == 1
+    if free and fits and rounding_pays(link, measure_rounding(network)):
         options = dataclasses.replace(options, message_dtype=torch.float16)
+        if network.rank == 0:
+            log.warning(
+                "topology='auto': messages of 16 bits, since the links are slow (%.3g Gbit/s); "
+                "message_dtype=torch.float32 keeps them whole",
+                8e-9 * link.bytes_per_second,
+            )
     if options.bucket_bytes is None and network.processes_per_node == 1:
         size = fitting_bucket_bytes(link, _trained_bytes(groups))
         options = dataclasses.replace(options, bucket_bytes=size)
     return options
+
+
+def trained_dtypes(groups: Sequence[ParamGroup]) -> set[torch.dtype]:
+    return {p.dtype for group in groups for p in group["params"] if p.requires_grad}
 
 
 def _check_message_dtype(

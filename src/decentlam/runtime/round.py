@@ -35,11 +35,7 @@ class Phase(Enum):
 
 
 class Round:
-    """Owns the phase of a bucket, and what is under way for it.
-
-    `in_place`: a message that is x itself may be sent from where x is. Not if a step may be given
-    up: x would change while a neighbor, who goes on, still receives it.
-    """
+    """Owns the phase of a bucket, and what is under way for it."""
 
     def __init__(
         self,
@@ -48,13 +44,12 @@ class Round:
         algorithm: Algorithm,
         network: Network,
         timeout: timedelta,
-        in_place: bool = True,
     ) -> None:
         self.number = number
         self.bucket = bucket
         self.shard = Shard(bucket, algorithm, network)
         self.fresh = Freshness(bucket.params)
-        self._network, self._in_place = network, in_place
+        self._network = network
         self._within: WithinNode | None = None
         if network.intra_node_group is not None:
             self._within = WithinNode(number, bucket, network, timeout)
@@ -69,8 +64,7 @@ class Round:
         self._unmoved: Unmoved = []
         self._sending: Future[None] | None = None  # the worker's job that sends the message
         self._pending: Pending | None = None
-        self._is_x = False  # whether the message that is pending is x itself
-        self._sent: Tensor | None = None  # that message, if nobody writes to it
+        self._sent: Tensor | None = None  # the message that is pending, if nobody writes to it
         self._finite: Tensor | None = None  # NCCL: what nobody has looked at yet
         if self._within is not None:
             self._within.abandon()
@@ -171,10 +165,8 @@ class Round:
             self._pending = Pending()
             return
         index = plan.step.index
-        self._is_x = self._in_place and exchange.only_reads and self.shard.is_message(plan)
+        # A copy, also where the message is x itself: the script may write to x meanwhile.
         message = exchange.message(self.number, plan.algorithm.payloads(index))
-        if self._is_x:
-            message = self.shard.x[None]
         assert message is not None
         exchange.receive(self.number, message, index)
         self._start(exchange, message, plan, check, None)
@@ -192,7 +184,7 @@ class Round:
 
         def form_and_send() -> None:
             self._form(message, plan, check)
-            self._sent = message if exchange.only_reads and not self._is_x else None
+            self._sent = message if exchange.only_reads else None
             self._pending = exchange.send(self.number, message, plan.step.index)
 
         if worker is None:
@@ -201,8 +193,7 @@ class Round:
             self._sending = worker.submit(form_and_send)
 
     def _form(self, message: Tensor, plan: Plan, check: bool) -> None:
-        if not self._is_x:
-            self.shard.form(message, self._gradients, plan)
+        self.shard.form(message, self._gradients, plan)
         if check and self._network.is_nccl:
             self._finite = finite.flag([message], self._finite)
         elif check and not finite.all_finite(message):
@@ -225,19 +216,11 @@ class Round:
     def recall(self) -> None:
         """A message that left early arrives and is not used: parameters are about to change."""
         if self.sent_early:
-            self._let_arrive()
-            self._pending, self._is_x = None, False
+            assert self._pending is not None
+            pending, self._pending, self._sent = self._pending, None, None
             self.fresh.forget_parameters()
-
-    def release_x(self) -> None:
-        """After this, x may be put aside and come back before the message is used."""
-        if self.sent_early and self._is_x:
-            self._let_arrive()
-
-    def _let_arrive(self) -> None:
-        assert self._pending is not None
-        self._pending.wait()
-        self._pending.finish()
+            pending.wait()
+            pending.finish()
 
     # Update ----------------------------------------------------------------------------------
 
@@ -248,8 +231,6 @@ class Round:
         assert self._pending is not None
         begun = time.perf_counter()
         terms = self._pending.wait()
-        if self._is_x:
-            self._pending.finish()  # x is about to change
         waited = time.perf_counter() - begun
         if self._phase is Phase.SENT:  # nobody gave the step up meanwhile
             self.shard.update(terms, self._gradients, plan, self._sent)

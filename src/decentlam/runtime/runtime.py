@@ -485,8 +485,6 @@ class Runtime:
         """Makes the parameters the mean of all nodes, until `train`; on every process."""
         if not self._evaluation.active:
             self.check_between_steps("average the model")
-            for round in self.rounds:
-                round.release_x()
             self._evaluation.enter([bucket.x for bucket in self.buckets], model, self.network)
 
     def train(self) -> None:

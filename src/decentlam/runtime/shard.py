@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.algorithms.kernels import CHUNK
 from decentlam.exchange.base import Terms, combine
 from decentlam.exchange.network import Network
 from decentlam.runtime.bucket import Bucket, shaped_like
@@ -55,13 +56,6 @@ class Shard:
     def cut(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The flat gradients of the bucket, by piece."""
         return [gradients[k][inside] for k, inside, _ in self._pieces]
-
-    def is_message(self, plan: Plan) -> bool:
-        """Whether the message is x itself, as that of AWC-DmSGD is, and can be sent from there."""
-        if plan.algorithm.needs_gradient:
-            return False
-        x, state = self.x[:1], {name: t[:1] for name, t in self.state.items()}
-        return plan.algorithm.message(x, x, state, plan.step) is x
 
     def form(self, message: Tensor, gradients: Sequence[Tensor], plan: Plan) -> None:
         """Fills the message, (payloads, size)."""
@@ -220,7 +214,9 @@ _memory = threading.local()  # the training's thread and the worker may update a
 
 def _scratch(rows: int, size: int, like: Tensor) -> list[Tensor]:
     """Memory for mixes, the same at every call of a thread: fresh memory costs more than what is
-    computed in it."""
+    computed in it. A layer that is larger than pieces are gets its own each time."""
+    if like.device.type == "cpu" and size > CHUNK:
+        return [like.new_empty(size) for _ in range(rows)]
     held: dict[Any, Tensor] = vars(_memory).setdefault("held", {})
     for row in range(rows):
         found = held.get((row, like.dtype, like.device))
