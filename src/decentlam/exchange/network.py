@@ -17,6 +17,8 @@ from decentlam.exchange.base import exchange_errors
 from decentlam.membership import watch
 
 CPU = torch.device("cpu")
+_LENGTH, _SHORT = 8, 1016  # bytes
+_HEAD = _LENGTH + _SHORT
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,22 +72,25 @@ class Network:
         """
         if self.group is None:
             return [value]
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = self._gathered(torch.tensor([len(data)]))
-        padded = data.new_zeros(int(max(sizes)))
-        padded[: len(data)] = data
-        rows = self._gathered(padded)
+        text = json.dumps(value).encode()
+        # What is short, as nearly everything is, goes along with its length.
+        heads = self._gathered(len(text).to_bytes(_LENGTH, "little") + text[:_SHORT], _HEAD)
+        lengths = [int.from_bytes(head[:_LENGTH], "little") for head in heads]
+        longest = max(lengths) - _SHORT
+        tails = self._gathered(text[_SHORT:], longest) if longest > 0 else [b""] * len(heads)
         return [
-            json.loads(row[: int(size)].cpu().numpy().tobytes())
-            for row, size in zip(rows, sizes, strict=True)
+            json.loads((head[_LENGTH:] + tail)[:length])
+            for head, tail, length in zip(heads, tails, lengths, strict=True)
         ]
 
-    def _gathered(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        mine = mine.to(self.control_device)
-        everyone = [torch.empty_like(mine) for _ in range(self.num_processes)]
+    def _gathered(self, mine: bytes, size: int) -> list[bytes]:
+        """Of everyone, filled up to that many bytes."""
+        filled = torch.frombuffer(bytearray(mine.ljust(size, b"\0")), dtype=torch.uint8)
+        filled = filled.to(self.control_device)
+        everyone = [torch.empty_like(filled) for _ in range(self.num_processes)]
         with self.errors():
-            dist.all_gather(everyone, mine, group=self.group)
-        return everyone
+            dist.all_gather(everyone, filled, group=self.group)
+        return [row.cpu().numpy().tobytes() for row in everyone]
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """Around a collective outside of a step: whoever is gone is named."""

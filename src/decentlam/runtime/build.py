@@ -266,8 +266,10 @@ def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int
     flat = [bucket.x for bucket in runtime.buckets if bucket.group >= first_group]
     frozen = [p.data for g in groups[first_group:] for p in g["params"] if not p.requires_grad]
     with runtime.network.errors():
-        for x in [*flat, *frozen]:
-            dist.broadcast(x, source, group=group)
+        works = [dist.broadcast(x, source, group, async_op=True) for x in [*flat, *frozen]]
+        for work in works:
+            assert work is not None
+            work.wait()
     for round in runtime.rounds:
         if round.bucket.group >= first_group:
             round.shard.load_state({})  # a state that begins at x begins at this one
