@@ -266,7 +266,7 @@ def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int
     flat = [bucket.x for bucket in runtime.buckets if bucket.group >= first_group]
     frozen = [p.data for g in groups[first_group:] for p in g["params"] if not p.requires_grad]
     with runtime.network.errors():
-        works = [dist.broadcast(x, source, group, async_op=True) for x in [*flat, *frozen]]
+        works = [dist.broadcast(x, source, group=group, async_op=True) for x in [*flat, *frozen]]
         for work in works:
             assert work is not None
             work.wait()

@@ -1,6 +1,6 @@
 """Nothing that is NaN or infinite reaches a neighbor.
 
-On a CPU a look at a message is one more read of it, and the step is refused at once.
+On a CPU a look at a message costs little while it is in the cache, and the step is refused at once.
 On a GPU a look would wait for the device: there a gradient that is not finite counts as zero, and
 the script is told one step later.
 """

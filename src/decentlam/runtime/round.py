@@ -193,10 +193,11 @@ class Round:
             self._sending = worker.submit(form_and_send)
 
     def _form(self, message: Tensor, plan: Plan, check: bool) -> None:
-        self.shard.form(message, self._gradients, plan)
-        if check and self._network.is_nccl:
+        deferred = self._network.is_nccl
+        good = self.shard.form(message, self._gradients, plan, look=check and not deferred)
+        if check and deferred:
             self._finite = finite.flag([message], self._finite)
-        elif check and not finite.all_finite(message):
+        elif not good:  # or a sum that overflowed: then there are no names
             names = self.shard.nonfinite_names(message)
             finite.refuse(self._network.node, plan.step.index, names)
 

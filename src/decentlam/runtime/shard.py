@@ -10,6 +10,7 @@ cache. The terms of a mix are summed inside of that, so that each received byte 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -57,19 +58,22 @@ class Shard:
         """The flat gradients of the bucket, by piece."""
         return [gradients[k][inside] for k, inside, _ in self._pieces]
 
-    def form(self, message: Tensor, gradients: Sequence[Tensor], plan: Plan) -> None:
-        """Fills the message, (payloads, size)."""
+    def form(self, message: Tensor, gradients: Sequence[Tensor], plan: Plan, look: bool) -> bool:
+        """Fills the message, (payloads, size); False if `look` finds a value that is not finite.
+        It looks at each piece while that is in the cache."""
         algorithm, step = plan.algorithm, plan.step
         if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
             gradients = [x for x, _ in self._cut]
             step = dataclasses.replace(step, weight_decay=0.0)
-        rows = self._rows(message)
+        rows, finite = self._rows(message), True
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
             out = rows[0][i] if len(rows) == 1 else None
             formed = algorithm.message(x, _decayed(g, x, step), state, step.at(out))
             for row, payload in zip(rows, _payloads(formed), strict=True):
                 if payload is not row[i]:
                     row[i].copy_(payload)
+                finite = finite and (not look or math.isfinite(row[i].sum().item()))
+        return finite
 
     def update(
         self, terms: Terms, gradients: Sequence[Tensor], plan: Plan, sent: Tensor | None = None
