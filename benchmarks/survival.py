@@ -105,8 +105,11 @@ def elastic(plan: Plan) -> None:
 
 
 def ddp(plan: Plan) -> None:
-    dist.init_process_group("gloo")
-    rank, part = dist.get_rank(), Part(plan)
+    # torchrun's store keeps the addresses of processes that are gone: each attempt needs its own.
+    store, rank, size = next(iter(dist.rendezvous("env://")))
+    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    part = Part(plan)
     model = DistributedDataParallel(part.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     saved, step = Path(plan.directory) / "checkpoint.pt", 0

@@ -119,3 +119,31 @@ def test_namespaces_are_removed_after_a_failure_and_with_the_processes_inside() 
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert f"dlam-{os.getpid()}" not in listed
     assert not list(Path("/etc/netns").glob(f"dlam-{os.getpid()}*"))
+
+
+RESTARTED = """
+import os, signal, sys
+import torch, decentlam
+
+decentlam.init()
+rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+model = torch.nn.Linear(3, 1)
+optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring")
+for step in range(4):
+    if attempt == "0" and rank == 1 and step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+open(os.path.join(sys.argv[1], f"{rank} {attempt}"), "w").close()
+"""
+
+
+@pytest.mark.system
+def test_processes_that_torchrun_starts_again_find_each_other(tmp_path: Path) -> None:
+    """Its store still has the addresses of those that are gone."""
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    finish(start([*torchrun, "--nproc-per-node=2", str(script), str(tmp_path)]))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0 1", "1 1", "script.py"]

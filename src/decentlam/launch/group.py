@@ -101,7 +101,10 @@ def _store(place: Place, wait: float) -> dist.Store:
         store, *_ = next(iter(dist.rendezvous(where, timeout=timedelta(seconds=wait))))
         return store
 
-    return within(wait + _GRACE_SECONDS, ask(rendezvous), "whoever listens there")
+    store = within(wait + _GRACE_SECONDS, ask(rendezvous), "whoever listens there")
+    # torchrun's store still has what the processes said before it started them again.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return store if attempt == "0" else dist.PrefixStore(f"attempt {attempt}", store)
 
 
 def _enter(place: Place, host: str, timeout_seconds: float, wait: float) -> None:
