@@ -77,7 +77,8 @@ def test_averaged_without_a_model_leaves_buffers_alone() -> None:
         changed = [
             not torch.equal(a, b) for a, b in zip(r["before"], r["without model"], strict=True)
         ]
-        assert changed == [True] * 4 + [False] * 3 + [True] * 2  # 3 buffers of the batch norm
+        del changed[1]  # a bias before the batch norm: but for rounding it has no gradient
+        assert changed == [True] * 3 + [False] * 3 + [True] * 2  # 3 buffers of the batch norm
 
 
 @pytest.mark.parametrize("method", EVALUATED)

@@ -50,7 +50,9 @@ class Step:
     sync_lr_ratio: float = 1.0  # lr over that of the last step that reached everyone
     weight_decay: float = 0.0  # already inside g
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
-    out: Tensor | None = None  # where a one-payload message may be written, to save a copy
+    # Memory like x that may be written, which saves a copy: for a message of one payload, or for
+    # what `update` needs meanwhile.
+    out: Tensor | None = None
     sent: Tensor | None = None  # in update: the node's own message, if it is still at hand
 
     def at(self, out: Tensor | None = None, sent: Tensor | None = None) -> Step:
@@ -106,6 +108,7 @@ class Algorithm(ABC):
 
     buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
     needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
+    reads_sent: ClassVar[bool] = False  # True: `update` forms its message anew without `step.sent`
     bears_change: ClassVar[bool] = True  # False: only its steady form stands random weights
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
@@ -117,8 +120,9 @@ class Algorithm(ABC):
 
     @property
     def replaces_x(self) -> bool:
-        """Whether x becomes the mix (its first payload) and `update` needs no other x. `mixed` may
-        then be x itself, which saves a copy; `update` copies it all the same."""
+        """Whether x becomes the mix (its first payload) and `update` needs no other x, or only for
+        want of `step.sent`. `mixed` may then be x itself, which saves a copy; `update` copies it
+        all the same."""
         return False
 
     @property

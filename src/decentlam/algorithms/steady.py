@@ -31,6 +31,7 @@ class SteadyDecentLaM(Algorithm):
     mu: float | None = None
     share: float | None = None
     buffers = ("v", "s")
+    reads_sent = True
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
@@ -52,6 +53,10 @@ class SteadyDecentLaM(Algorithm):
     def needs_symmetric(self) -> bool:
         return True
 
+    @property
+    def replaces_x(self) -> bool:
+        return True
+
     def steady(self):
         """With half the share: for networks so large that they mix slowly."""
         return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
@@ -71,19 +76,19 @@ class SteadyDecentLaM(Algorithm):
         kept, c, mu = self.beta * step.lr_ratio, self.at_once, self.filter
         if step.lr_ratio != 1:
             s.mul_(step.lr_ratio)
-        # 1 - (1 - lr) is not lr to the last digit of a float64, and of little use for a tiny lr.
-        fast = x.dtype is torch.float32 and step.lr > _LEAST_LR and kept > 0 and mu > 0
-        fast = fast and not self.nesterov and step.sent is not None
-        if fast and fusible(x, g, mixed, v, s):
-            taken = torch.sub(step.sent, mixed, out=x)
+        sent = self.message(x, g, state, step) if step.sent is None else step.sent
+        taken = torch.sub(sent, mixed, out=step.out)
+        # 1 - (1 - lr) is not lr to the last digit of a float64, of little use for a tiny lr, and on
+        # a GPU, where the kernel takes its coefficients as float32, already for a small one.
+        fast = x.dtype is torch.float32 and x.device.type == "cpu" and step.lr > _LEAST_LR
+        fast = fast and kept > 0 and mu > 0 and not self.nesterov
+        if fast and fusible(taken, g, v, s):
             # Weight decay c / lr of `taken`, which a rate of 0 leaves as it is.
             decay, dampening = c / step.lr, 1 - step.lr
             fused_step_(taken, g, v, lr=0.0, momentum=kept, weight_decay=decay, dampening=dampening)
             fused_step_(v, taken, s, lr=c - 1, momentum=mu, dampening=mu)
         else:
-            v.mul_(kept).add_(g, alpha=step.lr)  # from here on as in message
-            sent = x.sub(g, alpha=step.lr).sub_(v, alpha=self.beta) if self.nesterov else x - v
-            taken = sent.sub_(mixed)
+            v.mul_(kept).add_(g, alpha=step.lr)
             s.lerp_(taken, 1 - mu)
             # Nesterov sends beta v: only 1/beta of this then cancels the local gradient in the end.
             weight = 1 / self.beta if self.nesterov and self.beta else 1.0

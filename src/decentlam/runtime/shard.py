@@ -76,28 +76,43 @@ class Shard:
         return finite
 
     def update(
-        self, terms: Terms, gradients: Sequence[Tensor], plan: Plan, sent: Tensor | None = None
-    ) -> None:
+        self,
+        terms: Terms,
+        gradients: Sequence[Tensor],
+        plan: Plan,
+        sent: Tensor | None = None,
+        into: Tensor | None = None,
+        look: bool = False,
+    ) -> bool:
         """Makes x and state new; without terms the own message is the mix. `sent` is the own
-        message if it is still as it was formed."""
+        message if it is still as it was formed. With `into`, (size,), which may be the own message,
+        x stays as it is and the new one is made there; False if `look` finds a value in it that is
+        not finite."""
         algorithm, step = plan.algorithm, plan.step
         plain = dataclasses.replace(step, adaptive=False)
         weights, mixing = [w for w, _ in terms], [self._rows(t) for _, t in terms]
         own = None if sent is None or len(sent) > 1 else self._rows(sent)[0]
-        in_x = algorithm.replaces_x
-        payloads = len(mixing[0]) if mixing else 0
-        scratch = _scratch(payloads - in_x, max(self._sizes, default=0), self.x)
+        new = [x for x, _ in self._cut] if into is None else into.split(self._sizes)
+        in_place = algorithm.replaces_x and (own is not None or not algorithm.reads_sent)
+        mixes = len(mixing[0]) - in_place if mixing else 0  # that need memory of their own
+        scratch = _scratch(mixes + algorithm.reads_sent, max(self._sizes, default=0), self.x)
+        finite = True
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
             g = _decayed(g, x, step)
+            free = [row.narrow(0, 0, self._sizes[i]) for row in scratch]
             if terms:
-                outs = [row.narrow(0, 0, self._sizes[i]) for row in scratch]
-                outs = [x, *outs] if in_x else outs
+                outs = [new[i], *free] if in_place else free
                 mixed = _mixed(weights, [[row[i] for row in rows] for rows in mixing], outs)
             else:
                 mixed = algorithm.message(x, g, state, step)
+            if new[i] is not x and not in_place:
+                new[i].copy_(x)
             adaptive = not algorithm.layerwise or self._adaptive[i]
-            here = (step if adaptive else plain).at(sent=None if own is None else own[i])
-            algorithm.update(x, g, mixed, state, here)
+            out = free[-1] if algorithm.reads_sent else None
+            here = (step if adaptive else plain).at(out, None if own is None else own[i])
+            algorithm.update(new[i], g, mixed, state, here)
+            finite = finite and (not look or math.isfinite(new[i].sum().item()))
+        return finite
 
     def _rows(self, message: Tensor) -> list[Sequence[Tensor]]:
         """The payloads of a message, each cut into pieces."""
@@ -205,10 +220,10 @@ def _payloads(message: Message) -> tuple[Tensor, ...]:
 
 
 def _mixed(weights: list[float], pieces: list[list[Tensor]], outs: list[Tensor]) -> Message:
-    """The mix of one piece, of which `pieces` has the payloads of each term."""
+    """The mix of one piece, of which `pieces` has the payloads of each term; `outs` may be more."""
     mixed = [
         combine(list(zip(weights, payloads, strict=True)), out=out)
-        for payloads, out in zip(zip(*pieces, strict=True), outs, strict=True)
+        for payloads, out in zip(zip(*pieces, strict=True), outs, strict=False)
     ]
     return tuple(mixed) if len(mixed) > 1 else mixed[0]
 
