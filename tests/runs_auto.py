@@ -28,7 +28,7 @@ def automatic(process_group: Group, method: str) -> tuple[list[Tensor], list[Ten
     return expected, [*found, flat(model)], optimizer.runtime.overlap.mode
 
 
-def careful_scripts(process_group: Group) -> dict[str, Any]:
+def careful_scripts(process_group: Group, method: str) -> dict[str, Any]:
     """What scripts do between backward and step() that overlap cannot stand."""
 
     def clip(model: nn.Module, optimizer: Any, node: int, step: int) -> None:
@@ -52,7 +52,7 @@ def careful_scripts(process_group: Group) -> dict[str, Any]:
     for backward in (clip, accumulate, schedule, scale):
         trajectories, mode = [], None
         for overlap in (False, "auto"):
-            node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
+            node, model, optimizer = start(process_group, method, overlap=overlap)
             for step in range(10):
                 optimizer.zero_grad()
                 backward(model, optimizer, node, step)

@@ -37,8 +37,9 @@ def stale(process_group: Group, what: str, method: str = "decentlam") -> str:
 
 
 def awc_may_change_gradient_and_lr(process_group: Group) -> list[Tensor]:
-    """Its message is x: clipping and lr changes between backward and step() are not too late."""
-    node, model, optimizer = start(process_group, "awc-dmsgd")
+    """Its message is x: clipping and lr changes between backward and step() are not too late,
+    unless its update is to be made in backward."""
+    node, model, optimizer = start(process_group, "awc-dmsgd", overlap="auto")
     trajectory = []
     for step in range(6):
         optimizer.zero_grad()
@@ -48,6 +49,37 @@ def awc_may_change_gradient_and_lr(process_group: Group) -> list[Tensor]:
         optimizer.step()
         trajectory.append(flat(model))
     return trajectory
+
+
+def awc_stale(process_group: Group, what: str, steps: int) -> str:
+    """With overlap="backward" its update is made in backward: later changes are too late."""
+    node, model, optimizer = start(process_group, "awc-dmsgd", shared_memory=False)
+    train(optimizer, model, node, range(steps))
+    optimizer.zero_grad()
+    quadratic_loss(model, node, steps).backward()
+    if what == "gradient":
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    else:
+        optimizer.param_groups[0]["lr"] = LR / 2
+    return message_of(optimizer.step)
+
+
+def awc_between_backward_and_step(process_group: Group) -> bool:
+    """What backward has made of the next step is not to be seen before step()."""
+    node, model, optimizer = start(process_group, "awc-dmsgd", shared_memory=False)
+    train(optimizer, model, node, range(4))
+    unchanged = []
+    for step in range(4, 8):
+        before = flat(model)
+        optimizer.zero_grad()
+        quadratic_loss(model, node, step).backward()
+        for round in optimizer.runtime.rounds:  # until the worker has made them
+            assert round._advance is not None
+            round._advance.over()
+        unchanged.append(torch.equal(before, flat(model)))
+        optimizer.step()
+        unchanged.append(not torch.equal(before, flat(model)))
+    return all(unchanged)
 
 
 def awc_parameter_changed_after_step(process_group: Group) -> str:

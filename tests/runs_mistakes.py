@@ -277,9 +277,9 @@ def stable_form(process_group: Group) -> list[tuple[str, str]]:
 
 
 def replaced_gradient(process_group: Group) -> list[Tensor]:
-    """AWC-DmSGD's message needs no gradient, so a script may still replace it."""
+    """AWC-DmSGD's message needs no gradient: "auto" lets a script replace it."""
     found = []
-    for overlap in ("none", "backward"):
+    for overlap in ("none", "auto"):
         node, model, optimizer = start(process_group, "awc-dmsgd", overlap=overlap)
         for step in range(4):
             optimizer.zero_grad()

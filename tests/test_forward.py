@@ -34,7 +34,8 @@ SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "auto decentlam": (auto.automatic, {"method": "decentlam"}),
     "auto pmsgd": (auto.automatic, {"method": "pmsgd"}),
     "auto awc-dmsgd": (auto.automatic, {"method": "awc-dmsgd"}),
-    "careful scripts": (auto.careful_scripts, {}),
+    "careful decentlam": (auto.careful_scripts, {"method": "decentlam"}),
+    "careful awc-dmsgd": (auto.careful_scripts, {"method": "awc-dmsgd"}),
     "topology shared": (auto.automatic_topology, {"method": "decentlam", "shared_memory": True}),
     "topology pmsgd": (auto.automatic_topology, {"method": "pmsgd"}),
     "topology sent": (auto.automatic_topology, {"method": "decentlam"}),
@@ -116,7 +117,7 @@ def test_a_gradient_changed_under_a_late_update_is_refused() -> None:
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])
 def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
     for expected, found, mode in scenarios.outcomes(f"auto {method}"):
-        assert mode in ("none", "backward")
+        assert mode in ("early" if method == "awc-dmsgd" else "none", "backward")
         for step, (a, b) in enumerate(zip(expected, found, strict=True)):
             assert torch.equal(a, b), step
 
@@ -130,22 +131,26 @@ def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
         ("schedule", "learning rate changes between"),
     ],
 )
-def test_auto_never_gets_in_the_way_of_a_script(script: str, reason: str) -> None:
-    for found in scenarios.outcomes("careful scripts"):
+@pytest.mark.parametrize(("method", "least"), [("decentlam", "none"), ("awc-dmsgd", "early")])
+def test_auto_never_gets_in_the_way_of_a_script(
+    script: str, reason: str, method: str, least: str
+) -> None:
+    for found in scenarios.outcomes(f"careful {method}"):
         expected, real, (mode, undecided, why) = found[script]
         assert torch.equal(expected, real)
-        assert mode == "none" and not undecided and reason in why
+        assert mode == least and not undecided and reason in why
 
 
 def test_auto_chooses_only_where_processes_may_differ() -> None:
-    """Collectives inside a node, and messages that leave early, need one mode everywhere."""
+    """Collectives inside a node need one mode everywhere."""
     one_per_node = decentlam.exchange.network.Network(None, 0, 4)
     two_per_node = decentlam.exchange.network.Network(None, 0, 4, processes_per_node=2)
     usual, clipping = Options(), Options(max_grad_norm=1.0)
     ours, early = decentlam.algorithms.DecentLaM(), decentlam.algorithms.AWCDmSGD()
     assert usual_overlap(ours, usual, one_per_node) == "auto"
     assert usual_overlap(ours, usual, two_per_node) == "none"
-    assert usual_overlap(early, usual, one_per_node) == "backward"
+    assert usual_overlap(early, usual, one_per_node) == "auto"
+    assert usual_overlap(early, usual, two_per_node) == "early"
     assert usual_overlap(ours, clipping, one_per_node) == "none"
     into_forward = Options(overlap="forward")
     assert usual_overlap(ours, into_forward, one_per_node) == "forward"

@@ -69,6 +69,23 @@ def test_awc_may_clip_and_change_lr_after_backward() -> None:
     assert_equal(scenarios.outcomes("awc changes"), expected)
 
 
+AWC_STALE = [("gradient", 0), ("gradient", 4), ("lr", 0), ("lr", 4)]
+for what, steps in AWC_STALE:
+    scenarios.add(f"awc stale {what} {steps}", runs_gradients.awc_stale, what=what, steps=steps)
+scenarios.add("awc between", runs_gradients.awc_between_backward_and_step)
+
+
+@pytest.mark.parametrize(("what", "steps"), AWC_STALE)
+def test_awc_that_updates_in_backward_refuses_later_changes(what: str, steps: int) -> None:
+    """From the first step on, although its first messages are still updated in step()."""
+    for error in scenarios.outcomes(f"awc stale {what} {steps}"):
+        assert error.startswith("StaleMessageError"), error
+
+
+def test_awc_that_updates_in_backward_shows_it_in_step() -> None:
+    assert all(scenarios.outcomes("awc between"))
+
+
 def test_awc_refuses_parameters_changed_while_its_message_travels() -> None:
     assert all(
         error.startswith("StaleMessageError") for error in scenarios.outcomes("awc parameter")

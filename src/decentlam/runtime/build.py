@@ -50,7 +50,7 @@ from decentlam.runtime.bucket import build_buckets
 from decentlam.runtime.elastic import check_same_run, membership
 from decentlam.runtime.forward import Forward, PriorityWire
 from decentlam.runtime.groups import ParamGroup, named_parameters, prepare
-from decentlam.runtime.overlap import OverlapChoice
+from decentlam.runtime.overlap import Mode, OverlapChoice
 from decentlam.runtime.round import Round
 from decentlam.runtime.runtime import Runtime
 from decentlam.runtime.statistics import StepStatistics
@@ -189,7 +189,7 @@ def build(
         buffers,
         rounds,
         options,
-        OverlapChoice(overlap),
+        OverlapChoice(overlap, least="none" if algorithm.needs_gradient else "early"),
         statistics,
         Forward() if overlap == "forward" else None,
         notify if network.group is not None else None,
@@ -239,16 +239,17 @@ def default_bucket_bytes(groups: Sequence[ParamGroup], network: Network, shares:
     return usual_bucket_bytes(_trained_bytes(groups), one_machine)
 
 
-def usual_overlap(algorithm: Algorithm, options: Options, network: Network) -> Overlap:
+def usual_overlap(algorithm: Algorithm, options: Options, network: Network) -> Overlap | Mode:
     """The user's overlap, as far as it can be had here."""
     overlap = options.overlap
     assert isinstance(overlap, str)
     if network.num_nodes == 1 or options.whole_gradient:
         return "none"
-    if overlap == "auto" and (network.is_nccl or not algorithm.needs_gradient):
-        return "backward"
-    if overlap == "auto" and network.processes_per_node > 1:
-        return "none"
+    together = network.is_nccl or network.processes_per_node > 1  # all must have the same
+    if overlap == "auto" and together and not algorithm.needs_gradient:
+        return "early"
+    if overlap == "auto" and together:
+        return "backward" if network.is_nccl else "none"
     # Not forward if the message needs no gradient: the next one leaves at once, with the new x. Nor
     # in a node of several processes: they gather together, but look at parameters one by one.
     if overlap == "forward" and (not algorithm.needs_gradient or network.processes_per_node > 1):
@@ -283,7 +284,7 @@ def _exchanges(
     options: Options,
     tag: int,
     shares: bool,
-    overlap: Overlap,
+    overlap: Overlap | Mode,
 ) -> tuple[dict[Reach, Exchange], list[Tensor]]:
     """How each kind of step mixes, and the message buffers; together with all processes."""
     if network.num_nodes == 1:
@@ -323,7 +324,7 @@ def _encoded(neighbors: Neighbors, dtype: torch.dtype | None) -> Exchange:
     return Differences(neighbors, CODECS[dtype])
 
 
-def _wire(network: Network, tag: int, timeout: timedelta, overlap: Overlap) -> Wire:
+def _wire(network: Network, tag: int, timeout: timedelta, overlap: Overlap | Mode) -> Wire:
     if network.is_nccl:
         return NcclWire(network)
     return PriorityWire(network, tag, timeout) if overlap == "forward" else GlooWire(network, tag)

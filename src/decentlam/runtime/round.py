@@ -3,13 +3,18 @@
     COLLECTING --complete--> COMPLETE --send--> SENT --update--> UPDATED --finish--> COLLECTING
 
 A message that needs no gradient (AWC-DmSGD) is sent early, while its bucket is still COLLECTING;
-`send` then has nothing left to do. `abandon` leads back to COLLECTING from anywhere.
+`send` then has nothing left to do, or `advance` goes on to the next step's message at once.
+`abandon` leads back to COLLECTING from anywhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
@@ -17,6 +22,7 @@ import torch
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm
+from decentlam.errors import ExchangeError
 from decentlam.exchange.base import Exchange, Pending
 from decentlam.exchange.network import Network
 from decentlam.runtime import finite
@@ -32,6 +38,16 @@ class Phase(Enum):
     COMPLETE = "complete"  # all gradients are there; in a node of several processes, being summed
     SENT = "sent"  # the message is on its way, or the worker is about to send it
     UPDATED = "updated"  # parameters and state are new; messages may still be leaving
+
+
+@dataclass(eq=False)
+class Advance:
+    """An update that the worker makes where the message is, and sends as the next message."""
+
+    message: Tensor
+    over: Callable[[], None]  # waits for it; raises what went wrong there
+    made: bool = False  # the state is that of the next step, and x is in `message`
+    pending: Pending | None = None  # the next step's message
 
 
 class Round:
@@ -66,6 +82,7 @@ class Round:
         self._pending: Pending | None = None
         self._sent: Tensor | None = None  # the message that is pending, if nobody writes to it
         self._finite: Tensor | None = None  # NCCL: what nobody has looked at yet
+        self._advance: Advance | None = None
         if self._within is not None:
             self._within.abandon()
         self.fresh.reset()
@@ -171,6 +188,45 @@ class Round:
         exchange.receive(self.number, message, index)
         self._start(exchange, message, plan, check, None)
 
+    @property
+    def can_advance(self) -> bool:
+        """Whether its message left early, and all of x moves in this step."""
+        complete = self._phase is Phase.COMPLETE and self._pending is not None
+        return complete and not self._unmoved
+
+    def advance(self, exchange: Exchange, plan: Plan, check: bool, worker: Worker) -> None:
+        """The gradient of a message that is x itself, and left early, is there. Beside the rest of
+        backward, x of the next step is made where the message is and sent by `exchange`, which is
+        that step's. `update` then only has to take it over."""
+        pending, gradients, step = self._pending, self._gradients, plan.step.index + 1
+        assert pending is not None
+        message = exchange.message(self.number, plan.algorithm.payloads(step))
+        assert message is not None
+
+        def make_and_send() -> None:
+            if check:
+                self._refuse_gradients(plan)
+            terms = pending.wait()
+            pending.finish()
+            if self._pending is not pending:  # the step was given up meanwhile
+                return
+            good = self.shard.update(terms, gradients, plan, into=message[0], look=check)
+            advance.made = True
+            if not good:
+                finite.refuse(self._network.node, step, self.shard.nonfinite_names(message))
+            with contextlib.suppress(ExchangeError):  # the next step asks again, if there is one
+                exchange.receive(self.number, message, step)
+                advance.pending = exchange.send(self.number, message, step)
+
+        advance = self._advance = Advance(message, lambda: None)
+        advance.over = functools.partial(worker.wait, worker.submit(make_and_send))
+        self._move(Phase.COMPLETE, Phase.SENT)
+
+    def settle(self) -> None:
+        """The step is given up: x becomes what the state already is, if the worker came so far."""
+        if self._phase is Phase.SENT and self._advance is not None and self._advance.made:
+            self.shard.x.copy_(self._advance.message[0])
+
     def _start(
         self,
         exchange: Exchange,
@@ -231,6 +287,13 @@ class Round:
             return 0.0
         assert self._pending is not None
         begun = time.perf_counter()
+        if self._advance is not None:
+            self._advance.over()
+            waited = time.perf_counter() - begun
+            self.shard.x.copy_(self._advance.message[0])
+            self._gradients = []
+            self._move(Phase.SENT, Phase.UPDATED)
+            return waited
         terms = self._pending.wait()
         waited = time.perf_counter() - begun
         if self._phase is Phase.SENT:  # nobody gave the step up meanwhile
@@ -248,7 +311,11 @@ class Round:
         self._pending.finish()
         if self._within is not None:
             self._within.end_gather()
+        following = None if self._advance is None else self._advance.pending
         self.abandon()
+        if following is not None:  # the next step's message is under way already
+            self._pending = following
+            self.fresh.note_parameters()
 
     def mixed_with_the_same(self, plan: Plan) -> bool | None:
         """Whether all others that this message was averaged with sent the very same one; None if

@@ -95,6 +95,7 @@ class Runtime:
         self._refused: str | None = None  # why a message was not sent
         self.alone_buckets: list[int] = []  # of the step in which it ended
         self.alone_until = 0
+        self._sends_x = not algorithm.needs_gradient and _sends_x(algorithm)
         self._wrapper, self._equal = WrapperCheck(), EqualMessages()
         self._finite = DeferredLook()
         if network.num_processes > 1:
@@ -128,14 +129,26 @@ class Runtime:
     @property
     def _sends_in_backward(self) -> bool:
         """False also when this step sends nothing: gradients may then change until step()."""
-        return self.overlap.mode != "none" and not self.exchange.silent
+        return self.overlap.mode not in ("none", "early") and not self.exchange.silent
 
     @property
     def _worker(self) -> Worker | None:
         """Who posts and forms messages that the training need not wait for."""
-        beside = self.overlap.mode != "none" and self.algorithm.needs_gradient
-        alone = self.network.intra_node_group is None
-        return self._thread if beside and alone and self.exchange.threaded else None
+        if not self.algorithm.needs_gradient:
+            return self._thread if self._advances else None
+        return self._thread if self.overlap.mode != "none" and self._may_leave_to_thread else None
+
+    @property
+    def _may_leave_to_thread(self) -> bool:
+        return self.network.intra_node_group is None and self.exchange.threaded
+
+    @property
+    def _advances(self) -> bool:
+        """Whether a message that left early is made new and sent again in backward. A step that may
+        be given up or left out waits for step()."""
+        plain = not self.options.elastic and self.options.patience_seconds is None
+        beside = self.overlap.mode == "backward" and self._may_leave_to_thread
+        return self._sends_x and plain and beside
 
     @property
     def _checks_finite(self) -> bool:
@@ -235,13 +248,19 @@ class Runtime:
                 exchange.receive(number, message, index)
 
         worker = self._worker
-        if worker is not None:
+        if worker is not None and messages:
             worker.submit(receive)  # what goes wrong there fails the sends that follow it
         else:
             receive()
 
     def _send(self, round: Round) -> None:
-        round.send(self.exchange, self._plan(round), self._checks_finite, self._worker)
+        plan, worker = self._plan(round), self._worker
+        following = self._exchange_at(self.index + 1)
+        advances = self._advances and following.threaded and not self._equal.looking
+        if advances and worker is not None and round.can_advance:
+            round.advance(following, plan, self._checks_finite, worker)
+        else:
+            round.send(self.exchange, plan, self._checks_finite, worker)
 
     def _hypers(self) -> list[dict[str, float]]:
         return [hyper_of(group) for group in self._groups]
@@ -292,7 +311,7 @@ class Runtime:
             if round.phase is Phase.COLLECTING:
                 self._complete(round, skipped, absent)
             hyper = hyper_of(self._groups[round.bucket.group])
-            round.check_fresh(hyper, self.algorithm.needs_gradient)
+            round.check_fresh(hyper, self.algorithm.needs_gradient or self._advances)
         for round in self.rounds:
             if round.phase is Phase.COMPLETE:
                 self._send(round)
@@ -393,6 +412,7 @@ class Runtime:
                 ending.waited_seconds += round.update(plan)
                 if early:  # the next message travels while the other buckets are updated
                     round.finish()
+                if early and not round.sent_early:
                     ahead = Step(ending.step + 1, plan.step.lr)
                     self._send_early(round, Plan(plan.algorithm, ahead))
             for round in self.rounds:
@@ -456,6 +476,7 @@ class Runtime:
         self._thread.stop()
         self._thread = Worker()
         for round in self.rounds:
+            round.settle()
             round.abandon()
 
     # Between steps ----------------------------------------------------------------------------
@@ -545,6 +566,12 @@ class Runtime:
             "messages": sum(b.nbytes for b in self._buffers) + sum(k["messages"] for k in held),
             "received": sum(k["received"] for k in held),
         }
+
+
+def _sends_x(algorithm: Algorithm) -> bool:
+    """Whether a message is x itself."""
+    x = torch.zeros(1)
+    return algorithm.message(x, x, algorithm.init(x), Step(0, 0.0)) is x
 
 
 def _hook(runtime: Runtime, round: Round, i: int) -> Callable[[Tensor], None]:
