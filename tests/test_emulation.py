@@ -66,7 +66,15 @@ def observe(megabytes: int) -> dict[str, Any]:
         late.append(time.perf_counter() - begun > 0.02)
     optimizer = decentlam.DecentLaM(nn.Linear(2, 2).parameters(), lr=0.1, topology="ring")
     exchange = type(optimizer.runtime.exchange).__name__
-    return {"rank": rank, "rates": rates, "counted": counted, "late": late, "exchange": exchange}
+    automatic = decentlam.DecentLaM(nn.Linear(2, 2).parameters(), lr=0.1, topology="auto")
+    return {
+        "rank": rank,
+        "rates": rates,
+        "counted": counted,
+        "late": late,
+        "exchange": exchange,
+        "message_dtype": automatic.runtime.options.message_dtype,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,11 @@ def test_the_interface_counts_what_was_sent(observed: Any) -> None:
 def test_hosts_share_no_memory(observed: Any) -> None:
     """They could, being on one machine, and no byte would pass the link."""
     assert {report["exchange"] for report in observed} == {"Neighbors"}
+
+
+@pytest.mark.netns
+def test_auto_sends_16_bits_over_a_slow_wire(observed: Any) -> None:
+    assert {report["message_dtype"] for report in observed} == {torch.float16}
 
 
 @pytest.mark.netns

@@ -16,6 +16,7 @@ DEATHS = [
     ("decentlam", "forward", "in backward"),
     ("dmsgd", False, "before step"),
     ("awc-dmsgd", True, "before backward"),
+    ("awc-dmsgd", True, "in backward"),  # of another, which mixes there
     ("pmsgd", True, "in backward"),
 ]
 SENT = [("decentlam", True, "in backward"), ("decentlam", "forward", "before backward")]
@@ -56,7 +57,7 @@ def test_death_at_construction_is_an_error_that_names_it() -> None:
         assert error.startswith("ExchangeError") and "process 2 (pid " in error, error
 
 
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+@pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd", "pmsgd"])
 def test_node_that_freezes_is_named_by_all_others(method: str) -> None:
     """Long before the timeout: it gives no sign of life."""
     arguments = (method, True, "before backward", "freezes")
@@ -66,7 +67,7 @@ def test_node_that_freezes_is_named_by_all_others(method: str) -> None:
         assert "process 2 (pid " in error and "no heartbeat for" in error, error
 
 
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+@pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd", "pmsgd"])
 def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
     arguments = (method, True, "before backward", "waits", 2.0)
     results = runs.run_processes(runs_deaths.with_victim, N, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import runs_pieces as pieces
 import torch
 from runs import Scenarios
 
+from decentlam.runtime.forward.unsent import UNSENT_BYTES, limit_unsent
 from decentlam.runtime.forward.wire import PrioritySender, piece_bytes
 
 N = 4
@@ -164,3 +166,32 @@ def test_a_message_without_pieces_is_refused_and_the_sender_goes_on() -> None:
 
 def test_pieces_are_neither_tiny_nor_huge() -> None:
     assert [piece_bytes(size) for size in (8, 3 << 20, 1 << 30)] == [1 << 19, 3 << 18, 1 << 20]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="only Linux has this option")
+def test_connections_take_little_ahead_of_the_wire_and_are_otherwise_left_alone() -> None:
+    def unsent(connection: socket.socket) -> int:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as other,
+        socket.socket(socket.AF_UNIX),
+    ):
+        before = unsent(client)
+        socket.setdefaulttimeout(7.0)
+        try:
+            assert limit_unsent() >= 3
+        finally:
+            socket.setdefaulttimeout(None)
+        assert unsent(client) == unsent(other) == UNSENT_BYTES
+        assert client.getblocking() and client.gettimeout() is None
+        message, received = bytes(8 * UNSENT_BYTES), 0
+        sending = threading.Thread(target=client.sendall, args=(message,))
+        sending.start()
+        while received < len(message):
+            received += len(other.recv(1 << 20))
+        sending.join()
+        limit_unsent(0)  # as the system has it
+        assert unsent(client) == before

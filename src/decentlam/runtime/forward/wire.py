@@ -23,6 +23,7 @@ from torch import Tensor
 from decentlam.exchange.base import Pending, exchange_errors
 from decentlam.exchange.neighbors import Tensors, Wire
 from decentlam.exchange.network import Network
+from decentlam.runtime.forward.unsent import limit_unsent
 
 _AT_A_TIME = 2  # pieces on the wire: one is sent while the next one is posted
 _PIECE_BYTES = (1 << 19, 1 << 20)  # least and most: every piece costs the CPU some calls
@@ -38,6 +39,7 @@ class PriorityWire(Wire):
         assert network.group is not None
         self._network, self._group, self._tag = network, network.group, tag
         self._sender = PrioritySender(timeout)
+        limit_unsent()
 
     def receive(self, bucket: int, buffers: Tensors, pending: Pending) -> None:
         for j, buffer in buffers.items():
