@@ -207,12 +207,12 @@ CASES: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("lr beyond writing", lambda: optimizer(lr=10**9999), ValueError, ["lr", "thousands of dig"]),
     # What does not go together
     ("directed decentlam", lambda: run(topology="one-peer-exponential"), ValueError,
-     ["DecentLaM", "symmetric", "one-peer-exponential(4)", "Try symmetric_exponential(4)"]),
+     ["DecentLaM", "symmetric", "one-peer-exponential(4)", 'Try topology="symmetric-exponential"']),
     ("directed d2", lambda: run(algorithm="d2-dmsgd", topology="exponential"), ValueError,
-     ["D2DmSGD", "symmetric", "exponential(4)", "Try symmetric_exponential(4)"]),
+     ["D2DmSGD", "symmetric", "exponential(4)", 'Try topology="symmetric-exponential"']),
     ("directed heavy ball",
      lambda: run(algorithm="awc-dmsgd", heavy_ball=True, topology="exponential"), ValueError,
-     ["AWCDmSGD", "symmetric", "exponential(4)", "Try symmetric_exponential(4)"]),
+     ["AWCDmSGD", "symmetric", "exponential(4)", 'Try topology="symmetric-exponential"']),
     # The run
     ("negative lr", lambda: run(lr=-0.1), ValueError, ["lr", "0 or more", "-0.1"]),
     ("lr NaN", lambda: run(lr=math.nan), ValueError, ["lr", "finite", "nan"]),

@@ -95,9 +95,8 @@ def make(algorithm: str | Algorithm, momentum: float | None = None, **hyper: Any
 def check_compatible(algorithm: Algorithm, topology: Topology) -> None:
     """Refuses weights on which the algorithm's recursion is not sound."""
     if algorithm.needs_symmetric and not topology.symmetric:
-        n = topology.num_nodes
         raise ValueError(
             f"{type(algorithm).__name__} needs symmetric weights; {topology!r} is directed. "
-            f"Try symmetric_exponential({n}) or one_peer_symmetric_exponential({n}), or DmSGD, "
+            'Try topology="symmetric-exponential" or "one-peer-symmetric-exponential", or DmSGD, '
             "which runs on directed weights."
         )
