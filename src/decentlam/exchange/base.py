@@ -172,6 +172,7 @@ def exchange_errors(where: str, peer: str, timeout: timedelta | None = None) -> 
             cause = (
                 f"{(str(error).splitlines() or [repr(error)])[0]}\nEither that process died or "
                 f"stopped (see its log), or it was slower than {limit}, or it was itself waiting "
-                "for another; raise timeout_seconds if that is normal."
+                "for another. Every process must call averaged, save_checkpoint and the like: not "
+                "behind `if rank == 0`. If long pauses are normal, raise timeout_seconds."
             )
         raise ExchangeError(f"{where}: the exchange with {peer} failed: {cause}") from error
