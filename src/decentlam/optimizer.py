@@ -62,6 +62,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         weight_decay = check_number("weight_decay", options.pop("weight_decay", 0.0))
         process_group = options.pop("process_group", None)
         self._model = _checked(options.pop("model", None))
+        if unknown := sorted(options.keys() - Options.__dataclass_fields__.keys()):
+            raise TypeError(
+                f"{type(self).__name__} has no argument {', '.join(unknown)}. Of torch.optim.SGD's "
+                "it has lr, momentum, nesterov and weight_decay, where the method has them; "
+                "decentlam.options.OptimizerOptions lists its own."
+            )
         self._options = Options(**cast(dict[str, Any], options))
         self._asked_dtype = self._options.message_dtype  # topology="auto" may choose another
         self._method = algorithm  # as the user named it; what runs may be a stable form of it
