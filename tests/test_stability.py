@@ -14,7 +14,7 @@ from torch import nn
 
 import decentlam
 from decentlam import algorithms, growth, simulate
-from decentlam.analysis.stability import choose, growth_rate, largest_step
+from decentlam.analysis.stability import choose, growth_rate, largest_step, relative_bias
 from decentlam.lab import theory
 from decentlam.lab.problems import linear_regression
 from decentlam.topology import (
@@ -406,6 +406,19 @@ def test_auto_keeps_algorithm_2_on_static_weights_and_steadies_it_on_random_pair
     assert growth_rate(calm, PAIRS).high < 1
     assert choose(calm, PAIRS, "refuse")[0] is calm
     assert choose(calm, PAIRS, "auto")[0] in calm.steady()
+
+
+def test_auto_takes_the_steady_form_where_the_asked_one_is_calm_but_biased() -> None:
+    """Nesterov on random pairs of 4 nodes: its disagreement ends at once, and begins anew."""
+    method = algorithms.DecentLaM(0.9, nesterov=True)
+    pairs = bipartite_random_match(4)
+    assert growth_rate(method, pairs).value < growth_rate(method.steady()[0], pairs).value
+    assert relative_bias(method, pairs) > 20 > 2 > relative_bias(method.steady()[0], pairs)
+    chosen, _, note = choose(method, pairs, "auto")
+    assert chosen in method.steady()
+    assert note is not None and "1.24 times" in note and "26.2 times" in note
+    two = bipartite_random_match(2)
+    assert choose(method, two, "auto") == (method, two, None)
 
 
 def test_refuse_names_the_rate_and_the_cure_and_ignore_goes_on() -> None:
