@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "forward": {"overlap": "forward"},
     "double": {"dtype": torch.float64},
     "bfloat16": {"autocast": True},
+    "clip bfloat16": {"clip": 0.5, "autocast": True},
 }
 
 

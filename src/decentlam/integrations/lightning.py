@@ -85,6 +85,9 @@ class DecentralizedStrategy(DDPStrategy):
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             _check_optimizer(optimizer, "return one from configure_optimizers")
+            if getattr(self.precision_plugin, "scaler", None) is None:
+                # Else Lightning does not clip: it believes that step() has to unscale first.
+                optimizer._step_supports_amp_scaling = False
 
     def block_backward_sync(self) -> Any:
         """Around every backward but the last of a step, when gradients are accumulated."""
