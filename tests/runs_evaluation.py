@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from runs_steps import Group, build, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
 
 import decentlam
+from decentlam.checkpoint import save_checkpoint
 
 
 def disagree(process_group: Group, what: str) -> str:
@@ -64,6 +66,26 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+
+def different_calls(process_group: Group, directory: str) -> tuple[list[str], float]:
+    """Process 0 makes another call than the others, again and again; then all make the same."""
+    node = dist.get_rank(process_group)
+    model = Normed(seed=node)
+    optimizer = build("decentlam", model, process_group)
+
+    def average(model: nn.Module | None = None) -> None:
+        with optimizer.averaged(model):
+            pass
+
+    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (average, optimizer.consensus_distance),
+        (lambda: average(model), average),  # with the buffers of the model, and without
+        (optimizer.consensus_distance, optimizer.merge),
+        (average, lambda: save_checkpoint(directory, model=model, optimizer=optimizer)),
+    ]
+    errors = [message_of(pair[min(node, 1)]) for pair in pairs]
+    return errors, optimizer.consensus_distance()
 
 
 def evaluate(process_group: Group, method: str, overlap: bool) -> dict[str, Any]:

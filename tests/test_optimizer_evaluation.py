@@ -55,6 +55,20 @@ for method in EVALUATED:
     )
 
 
+scenarios.add("different calls", runs_evaluation.different_calls, directory="never written")
+
+
+def test_who_makes_another_call_than_the_others_is_told_so() -> None:
+    """What one process sends in one call must not become a number in another's."""
+    for errors, distance in scenarios.outcomes("different calls"):
+        for error in errors:
+            assert error.startswith("RuntimeError: all processes must make this call together")
+            assert "processes [0] " in error and "[1, 2, 3] " in error, error
+        assert "[1, 2, 3] measure the consensus distance" in errors[0]
+        assert "numbers); [1, 2, 3] average the model (" in errors[1]
+        assert distance == 0.0  # and goes on: they start equal
+
+
 @pytest.mark.parametrize("method", EVALUATED)
 def test_averaged_is_the_mean_inside_and_the_own_model_outside(method: str) -> None:
     results = scenarios.outcomes(f"evaluate {method}")

@@ -61,6 +61,7 @@ def save_checkpoint(
             out.
     """
     network, target = _network(optimizer), directory.local(path)
+    network.meet("save a checkpoint")
     settle()
     optimizer.runtime.catch_up()
     objects = state.Objects(model, optimizer, _given(others))
@@ -93,6 +94,7 @@ def load_checkpoint(
     one of the other objects that were saved. `path` may also be one of the saves in the directory.
     """
     network, target = _network(optimizer), directory.local(path)
+    network.meet("load a checkpoint")
     settle()
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "loaded": sorted(others)})
     objects = state.Objects(model, optimizer, _given(others))

@@ -92,6 +92,23 @@ class Network:
             dist.all_gather(everyone, filled, group=self.group)
         return [row.cpu().numpy().tobytes() for row in everyone]
 
+    def meet(self, what: str) -> None:
+        """Before all processes do something together: refuses if one does something else. Sums of
+        what does not belong together would be numbers, and wrong."""
+        everyone = self.gather(what)
+        if all(said == what for said in everyone):
+            return
+        calls: dict[str, list[int]] = {}
+        for rank, said in enumerate(everyone):
+            calls.setdefault(said if isinstance(said, str) else "call something else", []).append(
+                rank
+            )
+        listed = "; ".join(f"{ranks} {call}" for call, ranks in calls.items())
+        raise RuntimeError(
+            f"all processes must make this call together, but they do different things: processes "
+            f"{listed}. Make the same calls on every process, not behind `if rank == 0`."
+        )
+
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """Around a collective outside of a step: whoever is gone is named."""
         return exchange_errors(f"node {self.node}, between steps", "everyone")

@@ -25,7 +25,7 @@ def floating_buffers(model: nn.Module | None) -> list[Tensor]:
 def average_(flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
     """Replaces parameters and floating buffers by their mean over all processes."""
     tensors = [*flat, *floating_buffers(model)]
-    for t, mean in zip(tensors, _means(tensors, network), strict=True):
+    for t, mean in zip(tensors, _means(tensors, network, "merge"), strict=True):
         t.copy_(mean)
 
 
@@ -44,7 +44,7 @@ class Evaluation:
     def enter(self, flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
         """From here on the mean; every process must come here."""
         assert not self.active
-        means = _means([*flat, *floating_buffers(model)], network)
+        means = _means([*flat, *floating_buffers(model)], network, "average")
         self._flat, self._model = flat, model
         self._swap(means)
         self._aside = means
@@ -104,8 +104,10 @@ def check_none_averaged(model: nn.Module, what: str) -> None:
 
 
 @torch.no_grad()
-def _means(tensors: Sequence[Tensor], network: Network) -> list[Tensor]:
+def _means(tensors: Sequence[Tensor], network: Network, what: str) -> list[Tensor]:
     """Not in place: when a node dies meanwhile, nothing has changed."""
+    numbers = sum(t.numel() for t in tensors)
+    network.meet(f"{what} the model ({len(tensors)} tensors, {numbers} numbers)")
     with torch.inference_mode(False):  # they outlive it
         means = [_wide(t) for t in tensors]
     if network.group is None:
@@ -128,6 +130,7 @@ def consensus_distance(flat: Sequence[Tensor], network: Network) -> float:
     """sqrt((1/n) sum_i |x_i - mean|^2)."""
     if network.group is None:
         return 0.0
+    network.meet("measure the consensus distance")
     total = torch.zeros((), dtype=torch.float64, device=network.control_device)
     with network.errors():
         for x in flat:
