@@ -145,7 +145,7 @@ def finish(
             process.kill()
             process.wait()
     for process, (out, err) in zip(processes, texts, strict=True):
-        assert process.returncode == 0, out + err
+        assert process.returncode == 0, f"{out}{err or ''}"
     return texts
 
 
