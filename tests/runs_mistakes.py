@@ -58,15 +58,14 @@ def frozen(process_group: Group, overlap: str) -> tuple[bool, bool, bool]:
 
 
 def moved(process_group: Group, method: str, overlap: str) -> list[list[Tensor]]:
-    """Parameters are given memory of their own before some steps, as model.to("cpu:0") does."""
+    """Parameters and gradients get memory of their own before some steps, as trainers do it."""
     found = []
     for moves in (False, True):
         node, model, optimizer = start(process_group, method, overlap=overlap)
         trajectory = []
         for step in range(6):
             if moves and step % 2:
-                for p in model.parameters():
-                    p.data = p.data.clone()
+                model.to("cpu:0")
             optimizer.zero_grad()
             quadratic_loss(model, node, step).backward()
             optimizer.step()
@@ -336,7 +335,9 @@ def not_finite_and_on(process_group: Group) -> list[str]:
     return said
 
 
-def gradient_data(process_group: Group, overlap: str) -> tuple[str, str, Tensor]:
+def gradient_data(
+    process_group: Group, overlap: str, replaces: bool = False
+) -> tuple[str, str, Tensor]:
     """Gradients are clipped through `.data`, which torch does not count as a write."""
     node, model, optimizer = start(process_group, "dmsgd", overlap=overlap)
 
@@ -345,7 +346,10 @@ def gradient_data(process_group: Group, overlap: str) -> tuple[str, str, Tensor]
             optimizer.zero_grad()
             quadratic_loss(model, node, step).backward()
             for p in model.parameters():
-                p.grad.data.clamp_(-0.01, 0.01)
+                if replaces:
+                    p.grad.data = p.grad.data.clamp(-0.01, 0.01)
+                else:
+                    p.grad.data.clamp_(-0.01, 0.01)
             optimizer.step()
 
     return message_of(go), optimizer.runtime.overlap.mode, flat(model)

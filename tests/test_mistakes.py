@@ -20,7 +20,10 @@ from decentlam.options import OptimizerOptions, Options
 
 N = 4
 OVERLAPS = ("none", "backward", "forward")
-MOVED = [("decentlam", "none"), ("decentlam", "backward"), ("awc-dmsgd", "backward")]
+MOVED = [
+    *(("decentlam", overlap) for overlap in OVERLAPS),
+    ("awc-dmsgd", "backward"),
+]
 
 scenarios = Scenarios(N)
 for overlap in OVERLAPS:
@@ -52,7 +55,13 @@ for overlap in ("none", "backward"):
 scenarios.add("not finite", mistakes.not_finite)
 scenarios.add("not finite and on", mistakes.not_finite_and_on)
 for overlap in ("none", "backward", "auto"):
-    scenarios.add(f"gradient data {overlap}", mistakes.gradient_data, overlap=overlap)
+    for replaces in (False, True):
+        scenarios.add(
+            f"gradient data {overlap} {replaces}",
+            mistakes.gradient_data,
+            overlap=overlap,
+            replaces=replaces,
+        )
 scenarios.add("parameter data", mistakes.parameter_data)
 scenarios.add("averaged half", mistakes.averaged_half)
 scenarios.add("groups' momentum", mistakes.groups_momentum)
@@ -121,15 +130,22 @@ def test_who_goes_on_after_a_message_that_was_not_finite_is_told_why_it_cannot()
         assert second.startswith("NonFiniteError") and "start again from a checkpoint" in second
 
 
-def test_writes_through_data_are_noticed_from_the_start() -> None:
-    for message, _, _ in scenarios.outcomes("gradient data backward"):
-        assert message.startswith("StaleMessageError"), message
+@pytest.mark.parametrize("overlap", ["none", "auto"])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_gradients_may_be_written_through_data(overlap: str, replaces: bool) -> None:
+    """In place, and as `p.grad.data = ...`, which takes the memory of p.grad elsewhere."""
     for (said, mode, x), (_, _, expected) in zip(
-        scenarios.outcomes("gradient data auto"),
-        scenarios.outcomes("gradient data none"),
+        scenarios.outcomes(f"gradient data {overlap} {replaces}"),
+        scenarios.outcomes("gradient data none False"),
         strict=True,
     ):
         assert said == "nothing was raised" and mode == "none" and torch.equal(x, expected)
+
+
+def test_writes_through_data_are_noticed_from_the_start() -> None:
+    for replaces in (False, True):
+        for message, _, _ in scenarios.outcomes(f"gradient data backward {replaces}"):
+            assert message.startswith("StaleMessageError"), message
     for message in scenarios.outcomes("parameter data"):
         assert message.startswith("StaleMessageError"), message
 

@@ -52,12 +52,13 @@ class Bucket:
     g: Tensor
     x_views: list[Tensor]
     g_views: list[Tensor | None]  # None: nothing was gathered for this parameter yet
+    g_spans: list[slice | None]  # where in g that is; None: the gradient stays where it is
     spans: list[slice] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
 
     def adopt_gradient(self, i: int) -> None:
         """Makes sure the gradient of parameter i is where `gradients` expects it."""
-        grad, view = self.params[i].grad, self.g_views[i]
+        grad, view = self.params[i].grad, self._view_of_g(i)
         if grad is None or grad is view:
             return
         if grad.is_sparse:
@@ -79,11 +80,24 @@ class Bucket:
             if p.grad is not None:
                 self.adopt_gradient(i)
                 continue
-            view = self.g_views[i]
+            view = self._view_of_g(i)
             if view is None:
                 self.g_views[i] = torch.zeros_like(self.x_views[i])
             else:
                 view.zero_()
+
+    def _view_of_g(self, i: int) -> Tensor | None:
+        """Where the gradient of parameter i is gathered.
+
+        The view is p.grad itself, so `p.grad.data = ...` takes it to other memory, and so does
+        `model.to("cpu:0")`; then there is a new one.
+        """
+        view, span = self.g_views[i], self.g_spans[i]
+        if view is not None and span is not None:
+            place = self.g.data_ptr() + span.start * self.g.element_size()
+            if view.data_ptr() != place:
+                view = self.g_views[i] = _view(self.g, span, self.x_views[i])
+        return view
 
     def gradients(self) -> list[Tensor]:
         """The gradient, gathered before, as flat tensors in the order of `stretches`."""
@@ -205,7 +219,7 @@ def _flatten(
     g = x.new_zeros(sum(p.numel() for p, own in zip(params, large, strict=True) if not own))
     if gather:
         g = torch.zeros_like(x)
-    bucket = Bucket(group, params, names, x, g, [], [])
+    bucket = Bucket(group, params, names, x, g, [], [], [])
     start = used = 0
     for i, p in enumerate(params):
         span = slice(start, start + p.numel())
@@ -217,12 +231,13 @@ def _flatten(
         _owners[p] = weakref.ref(bucket)
         if large[i]:
             bucket.g_views.append(None)
+            bucket.g_spans.append(None)
             bucket.stretches.append(Stretch(span, i, slice(0, 0)))
             continue
         inside = slice(used, used + p.numel())
         used = inside.stop
-        # .data, so that a write to one of them does not count as a write to all: see Freshness.
-        bucket.g_views.append(shaped_like(g[inside], p).data)
+        bucket.g_views.append(_view(g, inside, p))
+        bucket.g_spans.append(inside)
         last = bucket.stretches.pop() if i and not large[i - 1] else Stretch(span, None, inside)
         bucket.stretches.append(
             Stretch(slice(last.span.start, span.stop), None, slice(last.inside.start, inside.stop))
@@ -232,6 +247,11 @@ def _flatten(
     for i in range(len(params)):
         bucket.adopt_gradient(i)
     return bucket
+
+
+def _view(g: Tensor, inside: slice, p: Tensor) -> Tensor:
+    # .data, so that a write to one of them does not count as a write to all: see Freshness.
+    return shaped_like(g[inside], p).data
 
 
 def _cut(start: int, stop: int, chunk: int) -> list[slice]:
