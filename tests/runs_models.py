@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from runs import SCALE, flat, targets_of
 from runs_steps import Group, build, message_of, quadratic_loss, start, train
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -50,7 +50,7 @@ def branches_loss(model: nn.Module, node: int, step: int) -> Tensor:
 
 
 def branches(
-    process_group: Group, method: str, overlap: bool, chatter: bool = False
+    process_group: Group, method: str, overlap: bool | str, chatter: bool = False
 ) -> list[Tensor]:
     """With `chatter` the script communicates by itself between backward and step()."""
     node, n = dist.get_rank(process_group), dist.get_world_size(process_group)
@@ -117,10 +117,10 @@ class Checkpointed(nn.Module):
         return x
 
 
-def checkpointed(process_group: Group, reentrant: bool) -> list[Tensor]:
+def checkpointed(process_group: Group, reentrant: bool, overlap: str) -> list[Tensor]:
     node = dist.get_rank(process_group)
     model = Checkpointed(node, reentrant)
-    optimizer = build("decentlam", model, process_group)
+    optimizer = build("decentlam", model, process_group, overlap=overlap)
     return train(optimizer, model, node, range(4), mlp_loss)
 
 
@@ -263,3 +263,43 @@ def habits(process_group: Group, overlap: str) -> list[Tensor]:
         copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
         assert torch.equal(flat(copied), flat(model))
     return [flat(model), flat(ema), flat(swa)]
+
+
+def swa(process_group: Group, overlap: str) -> list[Tensor]:
+    """Averages the weights of the last steps, and then takes the statistics of batch norm anew,
+    in the midst of training and after it."""
+    node = dist.get_rank(process_group)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
+    optimizer = build("decentlam", model, process_group, overlap=overlap)
+    averaged = AveragedModel(model)
+    generator = torch.Generator().manual_seed(node)
+    x = torch.randn(8, 6, 4, generator=generator, dtype=torch.float64)
+    for step in range(8):
+        optimizer.zero_grad()
+        (model(x[step]) - x[step, :, :2]).square().mean().backward()
+        optimizer.step()
+        if step >= 3:
+            averaged.update_parameters(model)
+        if step in (5, 7):
+            update_bn(x, averaged)
+    own = model[1].running_mean
+    expected = (x @ averaged.module[0].weight.T + averaged.module[0].bias).mean((0, 1))
+    assert torch.allclose(averaged.module[1].running_mean, expected.detach())
+    assert not torch.allclose(own, expected.detach())  # those of training are left alone
+    return [flat(model), flat(averaged), *(b.clone() for b in averaged.module.buffers())]
+
+
+def twins(process_group: Group, overlap: str, how: str) -> list[list[Tensor]]:
+    """A copy made right after a step, whose messages may still be under way, and its original."""
+    node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
+    train(optimizer, model, node, range(2))
+    optimizer.zero_grad()
+    quadratic_loss(model, node, 2).backward()
+    optimizer.step()
+    both = (model, optimizer)
+    twin, theirs = copy.deepcopy(both) if how == "deepcopy" else pickle.loads(pickle.dumps(both))
+    return [
+        train(theirs, twin, node, range(3, 6)),
+        train(optimizer, model, node, range(3, 6)),
+    ]
