@@ -46,7 +46,7 @@ _STORE_LIMITS = 2  # the store, which many ask, may take this many times the lim
 _BUSY_LIMITS = 6  # and so may a process that can be seen to run, on the same machine
 _LONGEST_BEAT = 1.0
 _GONE = 2  # answers in a row without which the store counts as gone
-_READ_BEATS = 2.5  # that the process of the store stays for the others to read that it leaves
+_READ_SECONDS = 10.0  # that the process of the store stays for others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
@@ -218,7 +218,7 @@ class Watch:
     def _let_others_read(self) -> None:
         """The store may end with this process; before, all should know that it left in order."""
         first: dict[int, int] = {}
-        deadline = time.monotonic() + _READ_BEATS * self._interval
+        deadline = time.monotonic() + min(self.limit, _READ_SECONDS)
         while self.me == self.host and time.monotonic() < deadline:
             others = [m for m in list(self._seen) if m not in self._lost]
             beats = self.calls.call(partial(_beats, members=others), 1.0)
