@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
+import unittest.mock
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import runs
 import runs_nodes
+import runs_steps
 import torch
 import torch.distributed as dist
 from runs_steps import Group, build, message_of, quadratic_loss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decentlam.exchange.network import Network
+import decentlam
+from decentlam.analysis.cost import links
+from decentlam.analysis.cost.links import _Meter
+from decentlam.exchange.network import Network, _connected, connect
 
 Post = tuple[str, str, tuple[Any, ...]]  # communicator, what, details
 COLLECTIVES = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast")
@@ -29,9 +37,11 @@ def batched() -> Iterator[list[Post]]:
     is_nccl = Network.is_nccl
 
     def noted(name: str) -> Callable[..., Any]:
-        def collective(*args: Any, group: Any = None, **options: Any) -> Any:
-            posts.append((_name(group), name, tuple(args[0].shape)))
-            return before[name](*args, group=group, **options)
+        def collective(tensor: Any, *args: Any, group: Any = None, **options: Any) -> Any:
+            rest = [a for a in args if not isinstance(a, dist.ProcessGroup)]
+            group = next((a for a in args if isinstance(a, dist.ProcessGroup)), group)
+            posts.append((_name(group), name, tuple(tensor.shape)))
+            return before[name](tensor, *rest, group=group, **options)
 
         return collective
 
@@ -103,6 +113,62 @@ def looks(method: str, topology: str) -> dict[str, int]:
             if step > 1:
                 found += looked.found
         return dict(found)
+
+
+def unused(method: str) -> list[Post]:
+    """A script that sums something over all processes between backward and step, and on every node
+    another parameter without a gradient: some buckets are sent in backward, others in step."""
+    rank = dist.get_rank()
+    with batched() as posts:
+        model = runs.Quadratic(seed=rank)
+        optimizer = runs.CLASSES[method](
+            model.parameters(),
+            lr=0.01,
+            topology="ring",
+            overlap="backward",
+            bucket_bytes=1,  # one for each parameter
+            stable="ignore",
+            timeout_seconds=runs.HANG_SECONDS,
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            used = [w for i, w in enumerate(model.weights) if i != (rank + step) % 5]
+            torch.stack([w.square().sum() for w in used]).sum().backward()
+            dist.all_reduce(torch.zeros(2))
+            optimizer.step()
+        optimizer.finish()
+        return posts
+
+
+def moved(process_group: Group) -> tuple[list[Tensor], list[Post], str]:
+    """Trains, goes on on a ring of three without the last node, and is copied and unpickled."""
+    node = dist.get_rank(process_group)
+    with batched() as posts:
+        model = runs.Quadratic(seed=node)
+        optimizer = build("decentlam", model, process_group)
+        trajectory = runs_steps.train(optimizer, model, node, range(3))
+        copied = copy.deepcopy(optimizer)
+        assert copied.network is optimizer.network  # it may not form a group
+        data = pickle.dumps(optimizer)
+        _connected.clear()  # as in another process
+        said = message_of(lambda: pickle.loads(data))
+        survivors = dist.new_group([0, 1, 2])
+        if node < 3:
+            optimizer.use_network(connect(survivors), decentlam.topology.ring(3))
+            trajectory += runs_steps.train(optimizer, model, node, range(3, 6))
+        return trajectory, posts, said
+
+
+def exchanged() -> tuple[float, list[Post]]:
+    """A mix outside of any optimizer: all ones, so that it stays that."""
+    with batched() as posts:
+        exchange = decentlam.neighbor_exchange("ring", timeout_seconds=runs.HANG_SECONDS)
+        message = torch.ones(1, 3)
+        exchange.receive(0, message, 0)
+        pending = exchange.send(0, message, 0)
+        mixed = sum(weight * term for weight, term in pending.wait())
+        pending.finish()
+        return float(torch.as_tensor(mixed).sum()), posts
 
 
 def not_finite(process_group: Group, method: str) -> tuple[str, bool]:

@@ -6,7 +6,6 @@ gloo stands in for NCCL and fake tensors for a GPU. What only a GPU can show is 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import runs
 import runs_batched as batched
 import runs_nodes
+import runs_state
 import runs_steps
 import torch
 import torch.distributed as dist
@@ -24,6 +24,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import decentlam
 from decentlam.algorithms import kernels
 from decentlam.exchange.network import Network
+from decentlam.options import usual_bucket_bytes
+from decentlam.runtime import finite
+from decentlam.runtime.finite import DeferredLook
+from decentlam.runtime.mistakes import EqualMessages
 
 LOW = {"momentum": 0.3}
 HYPER: dict[str, dict[str, Any]] = {
@@ -69,6 +73,8 @@ def found(nodes: int) -> list[Any]:
         for method in runs.CLASSES:
             arguments = {"method": method, "topology": "ring"}
             listed.append((f"looks {method}", batched.looks, arguments))
+            listed.append((f"unused {method}", batched.unused, {"method": method}))
+        listed.append(("exchanged", batched.exchanged, {}))
     return runs.run_processes(runs.run_scenarios, nodes, (listed,))
 
 
@@ -103,29 +109,35 @@ def test_nodes_of_several_processes(method: str) -> None:
 
 
 def check_order(everyone: list[list[batched.Post]]) -> None:
-    """NCCL matches by order alone: the sends of one end are the receives of the other, and each
-    communicator's collectives come in one order, never between two halves of an exchange."""
-    between: dict[tuple[int, int, str], list[Any]] = defaultdict(list)
-    collectives: dict[str, list[list[Any]]] = defaultdict(list)
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for rank, posts in enumerate(everyone):
-        own: dict[str, list[Any]] = defaultdict(list)
-        for group, what, facts in posts:
-            kinds[group].add(what)
-            if what != "batch":
-                own[group].append((what, facts))
-                continue
-            for way, peer, shape in facts:
-                ends = (rank, peer) if way == "send" else (peer, rank)
-                between[*ends, way].append(shape)
-        for group, listed in own.items():
-            collectives[group].append(listed)
-    for sender, receiver, _ in list(between):
-        assert between[sender, receiver, "send"] == between[sender, receiver, "receive"]
-    for listed in collectives.values():
-        assert all(one == listed[0] for one in listed)
-    for group, what in kinds.items():  # parameters are made equal at the start, before any batch
-        assert "batch" not in what or what <= {"batch", "broadcast"}, group
+    """NCCL matches by order alone: any two processes post in one order what both take part in, on
+    each communicator, and the sends of one end are the receives of the other. The first operation
+    of a communicator is everyone's, and batches have one that the script does not know."""
+    groups = {group for posts in everyone for group, _, _ in posts}
+    for group in groups:
+        posted = [[(w, facts) for name, w, facts in posts if name == group] for posts in everyone]
+        members = [rank for rank, listed in enumerate(posted) if listed]
+        for one, other in itertools.combinations(members, 2):
+            seen = [_between(posted[a], a, b) for a, b in ((one, other), (other, one))]
+            assert seen[0] == seen[1], (group, one, other)
+        if any(what == "batch" for listed in posted for what, _ in listed):
+            assert group != WORLD
+            assert all(posted[rank][0][0] == "all_reduce" for rank in members)
+
+
+WORLD = "0"
+
+
+def _between(posted: list[Any], me: int, other: int) -> list[Any]:
+    """What two processes take part in, as one of them posts it."""
+    found = []
+    for what, facts in posted:
+        if what != "batch":
+            found.append((what, facts))
+            continue
+        ways = [(way, shape) for way, peer, shape in facts if peer == other]
+        both = [(me if way == "send" else other, shape) for way, shape in ways]
+        found += [("batch", *sorted(both))] if both else []
+    return found
 
 
 @pytest.mark.parametrize("method", runs.CLASSES)
@@ -133,7 +145,32 @@ def test_nothing_waits_for_the_device(method: str) -> None:
     assert runs.outcomes(found(4), f"looks {method}") == [{}] * 4
 
 
+@pytest.mark.parametrize("method", runs.CLASSES)
+def test_no_message_meets_a_collective_of_the_script(method: str) -> None:
+    posts = runs.outcomes(found(4), f"unused {method}")
+    check_order(posts)
+    theirs = [[p for p in listed if p == (WORLD, "all_reduce", (2,))] for listed in posts]
+    assert [len(listed) for listed in theirs] == [3] * 4
+
+
+def test_messages_outside_of_an_optimizer_have_a_group_of_their_own() -> None:
+    results = runs.outcomes(found(4), "exchanged")
+    assert [total for total, _ in results] == [3.0] * 4
+    check_order([posts for _, posts in results])
+
+
+def test_a_network_that_changes_and_a_copy_go_on() -> None:
+    results = several.outcomes("moved")
+    expected = runs_state.simulate_without_last("decentlam", 4, 3, 6)
+    for rank, (trajectory, _, said) in enumerate(results[:3]):
+        for x, real in zip(expected, trajectory[3:], strict=True):
+            assert (x[rank] - real).abs().max() < 1e-12
+        assert "process groups cannot be saved with it" in said, said
+    check_order([posts for _, posts, _ in results])
+
+
 several = runs.Scenarios(4)
+several.add("moved", batched.moved)
 for method in ("decentlam", "pmsgd", "awc-dmsgd"):
     several.add(f"not finite {method}", batched.not_finite, method=method)
 

@@ -216,6 +216,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 f"{self.network.processes_per_node}; build a new optimizer to change that"
             )
         self._check_rebuildable()
+        if network.group is not None and network.inter_node_group is None:
+            device = build.check_parameters(self.param_groups)
+            network = connect(network.group, device=device, batches=True)
         options = dataclasses.replace(
             self._options, topology=topology, message_dtype=self._asked_dtype
         )

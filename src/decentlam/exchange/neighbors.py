@@ -55,7 +55,8 @@ class GlooWire(Wire):
 
 
 class NcclWire(Wire):
-    """NCCL has no tags and wants the sends and receives of a bucket posted as one batch."""
+    """NCCL has no tags and wants the sends and receives of a bucket posted as one batch, and what
+    all processes post in a group in one order: no collective of the script may come between."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -65,7 +66,7 @@ class NcclWire(Wire):
         self._expected[bucket] = buffers
 
     def send(self, bucket: int, tensors: Tensors, pending: Pending) -> None:
-        group, rank_of = self._network.group, self._network.global_rank_of
+        group, rank_of = self._network.exact_group, self._network.global_rank_of
         expected = self._expected.pop(bucket)
         batch = [dist.P2POp(dist.irecv, z, rank_of(j), group) for j, z in expected.items()]
         batch += [dist.P2POp(dist.isend, z, rank_of(j), group) for j, z in tensors.items()]
@@ -174,7 +175,7 @@ def neighbor_exchange(
         timeout_seconds: How long to wait for a neighbor.
         tag: Keeps these messages apart from others of the group; bucket k has tag + k.
     """
-    network = connect(group, device=device)
+    network = connect(group, device=device, batches=True)
     wire = NcclWire(network) if network.is_nccl else GlooWire(network, tag)
     timeout = timedelta(seconds=timeout_seconds)
     return Neighbors(network, resolve(topology, network.num_nodes), (), timeout, wire)

@@ -31,7 +31,7 @@ class Network:
     processes_per_node: int = 1
     device: torch.device = CPU  # where messages live
     intra_node_group: dist.ProcessGroup | None = None  # the processes of this node
-    inter_node_group: dist.ProcessGroup | None = None  # this local rank of every node
+    inter_node_group: dist.ProcessGroup | None = None  # this local rank of every node, ours alone
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # for copies of an optimizer
 
     @property
@@ -49,7 +49,7 @@ class Network:
 
     @property
     def exact_group(self) -> dist.ProcessGroup | None:
-        """The group of exact averages over nodes."""
+        """The group of exact averages over nodes, and of NCCL's messages."""
         return self.inter_node_group or self.group
 
     @cached_property
@@ -135,12 +135,17 @@ def connect(
     processes_per_node: int = 1,
     exact: bool = False,
     device: torch.device | None = None,
+    batches: bool = False,
 ) -> Network:
     """The network of the given (default: the whole) process group, or one node if there is none.
 
-    `exact` prepares a group of its own for exact averages. In the given group they could meet a
-    collective of the script: one node may start a bucket in backward, another in step(). All
-    processes call this together if a group must be formed. `device` is where messages live.
+    `exact` prepares a group of its own for exact averages, and `batches` for messages to neighbors
+    if NCCL sends them. In the given group they could meet a collective of the script: one node may
+    start a bucket in backward, another in step(). All processes call this together if a group must
+    be formed. `device` is where messages live.
+
+    A group of some processes is used for batches as it is: torch numbers groups, and those that
+    only some processes form would put the numbers of all later ones out of step.
     """
     if isinstance(processes_per_node, bool) or not isinstance(processes_per_node, int):
         raise TypeError(f"processes_per_node must be a whole number, got {processes_per_node!r}")
@@ -168,17 +173,26 @@ def connect(
         )
     if device is None:
         device = CPU if _backend(group, CPU) else torch.device("cuda", torch.cuda.current_device())
-    if processes_per_node == 1 and not (exact and size > 1):
-        return _remembered(Network(group, rank, size, device=device))
+    plain = Network(group, rank, size, device=device)
+    batches = batches and plain.is_nccl and size > 1
+    own = (exact and size > 1) or (batches and size == dist.get_world_size())
+    if processes_per_node == 1 and not own:
+        return _warmed(plain, batches)
     ranks = [dist.get_global_rank(group, i) for i in range(size)]
     node, local_rank = divmod(rank, processes_per_node)
     inside = ranks[node * processes_per_node : (node + 1) * processes_per_node]
-    backend = dist.get_backend_config(group)
-    inter_node = _new_group(ranks[local_rank::processes_per_node], backend)
-    intra_node = _new_group(inside, backend) if processes_per_node > 1 else None
-    return _remembered(
-        Network(group, rank, size, processes_per_node, device, intra_node, inter_node)
-    )
+    inter_node = _new_group(ranks[local_rank::processes_per_node], plain)
+    intra_node = _new_group(inside, plain) if processes_per_node > 1 else None
+    network = Network(group, rank, size, processes_per_node, device, intra_node, inter_node)
+    return _warmed(network, batches)
+
+
+def _warmed(network: Network, batches: bool) -> Network:
+    """NCCL's first operation in a group needs all of its members, and a batch has only some."""
+    if batches:
+        with network.errors():
+            dist.all_reduce(torch.zeros(1, device=network.device), group=network.exact_group)
+    return _remembered(network)
 
 
 def _remembered(network: Network) -> Network:
@@ -201,26 +215,44 @@ def saved(network: Network) -> tuple[str, list[int], int]:
 
 def reconnect(remembered: tuple[str, list[int], int], device: torch.device, exact: bool) -> Network:
     """The network of a copied or loaded optimizer, from what this process knows already: it may be
-    the only one that makes a copy, and must not wait for others. `exact` averages need a group of
-    their own, which cannot be formed so."""
+    the only one that makes a copy, and must not wait for others. `exact` averages, and NCCL, need a
+    group of their own, which cannot be formed so."""
     token, ranks, processes_per_node = remembered
     if token in _connected:
         return _connected[token]
     world = list(range(dist.get_world_size())) if dist.is_initialized() else []
     if not ranks or not world:
         return ALONE
-    if processes_per_node > 1 or ranks != world or (exact and len(world) > 1):
+    plain = connect(device=device)
+    own = (exact or plain.is_nccl) and len(world) > 1
+    if processes_per_node > 1 or ranks != world or own:
         raise RuntimeError(
             f"this optimizer was saved on processes {ranks}, {processes_per_node} per node; their "
             "process groups cannot be saved with it. Build it anew and use load_state_dict, or "
             "save_checkpoint and load_checkpoint."
         )
-    return connect(device=device)
+    return plain
 
 
-def _new_group(ranks: list[int], backend: str) -> dist.ProcessGroup:
+def can_form_lazily() -> bool:
+    """Whether this torch can form a group of NCCL without splitting the first one."""
+    return dist.is_nccl_available() and hasattr(dist.ProcessGroupNCCL.Options(), "lazy_init")
+
+
+def _new_group(ranks: list[int], like: Network) -> dist.ProcessGroup:
+    """Of these processes, which alone take part in forming it."""
+    assert like.group is not None
+    backend, options, timeout = dist.get_backend_config(like.group), None, None
+    if like.is_nccl:  # no other limit holds there
+        given = getattr(like.group._get_backend(like.device), "options", None)
+        timeout = getattr(given, "_timeout", None)
+    if "nccl" in backend and can_form_lazily():
+        options = dist.ProcessGroupNCCL.Options()
+        options.lazy_init = True  # a group split from the first one would need all processes
     with exchange_errors(f"process {dist.get_rank()}, at construction", "everyone"):
-        group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        group = dist.new_group(
+            ranks, timeout, backend, pg_options=options, use_local_synchronization=True
+        )
     assert isinstance(group, dist.ProcessGroup)
     return group
 

@@ -100,7 +100,9 @@ def join(
             f"{method!r} works on whole layers, but with processes_per_node={per_node} a process "
             "has only parts of them; use processes_per_node=1"
         )
-    return connect(process_group, per_node, Reach.EVERYONE in reaches(method), device)
+    reached = reaches(method)
+    exact, batches = Reach.EVERYONE in reached, Reach.NEIGHBORS in reached
+    return connect(process_group, per_node, exact, device, batches)
 
 
 def check_elastic(network: Network, process_group: dist.ProcessGroup | None) -> None:

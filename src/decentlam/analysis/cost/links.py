@@ -86,7 +86,7 @@ class _Meter:
             return 0.0
         message = torch.zeros(size, dtype=torch.uint8, device=self.device)
         buffer = torch.empty_like(message)
-        peer, group = self.network.global_rank_of(partner), self.network.group
+        peer, group = self.network.global_rank_of(partner), self.network.exact_group
         both = [  # as one batch, for NCCL, which knows no tags
             dist.P2POp(dist.irecv, buffer, peer, group, _TAG),
             dist.P2POp(dist.isend, message, peer, group, _TAG),
