@@ -168,7 +168,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --device cpu tries the script on gloo")
-    decentlam.init()
+    decentlam.init("gloo" if arguments.device == "cpu" else None)
     device = torch.device(arguments.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())

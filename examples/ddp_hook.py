@@ -26,7 +26,8 @@ class DecentLaMHook:
         self, optimizer: torch.optim.Optimizer, topology: str, weight_decay: float = 0.0
     ) -> None:
         self.optimizer, self.weight_decay = optimizer, weight_decay
-        self.exchange = decentlam.neighbor_exchange(topology)
+        device = optimizer.param_groups[0]["params"][0].device
+        self.exchange = decentlam.neighbor_exchange(topology, device=device)
         self.step = 0
         self.pending: list[tuple[Future[Tensor], Tensor, decentlam.Pending]] = []
 

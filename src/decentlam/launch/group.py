@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,16 +18,19 @@ import torch.distributed as dist
 
 from decentlam.errors import LaunchError, RunOverError
 from decentlam.exchange.base import exchange_errors
+from decentlam.exchange.network import can_form_lazily
 from decentlam.launch.place import LAUNCHED, Place, find_place, in_batch_script, meeting_point
 from decentlam.membership import generations, spare, watch
 from decentlam.membership.store import ask, within
 
 log = logging.getLogger(__name__)
 
+_NO_GPU = "none"
 _ELSEWHERE = "203.0.113.1"  # reserved for documentation (RFC 5737); nothing is ever sent to it
 _GRACE_SECONDS = 5.0  # for torch to give up by itself
 _FORM_SECONDS = 60.0  # to connect processes that are all there
 _SIOCGIFADDR = 0x8915
+BOTH = "cpu:gloo,cuda:nccl"  # each tensor travels by what fits the place where it is
 _CURES = {
     "EADDRINUSE": "Set another MASTER_PORT, or end what listens on this one",
     "Unable to find address for": "GLOO_SOCKET_IFNAME must name an interface of this host",
@@ -42,11 +46,11 @@ def init(
 ) -> None:
     """Joins the process group that the launcher described; does nothing if already joined.
 
-    The backend is NCCL when the process has a GPU, else gloo. mpirun and srun do not say where
-    process 0 listens: MASTER_ADDR and MASTER_PORT are read, or worked out for one host and for
-    SLURM. Between hosts gloo uses the network that leads to MASTER_ADDR, unless
-    GLOO_SOCKET_IFNAME names another. The group is left when Python ends; before `os._exit`, which
-    ends without a word, call `leave`.
+    The backend is NCCL for tensors on GPUs and gloo for the others if every process has a GPU of
+    its own, else gloo. mpirun and srun do not say where process 0 listens: MASTER_ADDR and
+    MASTER_PORT are read, or worked out for one host and for SLURM. Between hosts gloo uses the
+    network that leads to MASTER_ADDR, unless GLOO_SOCKET_IFNAME names another. The group is left
+    when Python ends; before `os._exit`, which ends without a word, call `leave`.
 
     `timeout_seconds` is the limit of the group's collectives, and `join_seconds`, if it is shorter,
     of finding process 0 or the launcher, and of the last process to come.
@@ -55,8 +59,18 @@ def init(
     The group is then formed anew whenever members are lost or join: an optimizer with
     `elastic=True` does it in `step()`.
     """
-    if dist.is_initialized():
-        return
+    if not dist.is_initialized():
+        _join(backend, None, timeout_seconds, join_seconds, elastic)
+
+
+def _join(
+    backend: str | None,
+    device: torch.device | None,
+    timeout_seconds: float = 1800.0,
+    join_seconds: float = 300.0,
+    elastic: bool = False,
+) -> None:
+    """As `init`; `device` is the GPU of this process, where that is known already."""
     place = find_place()
     if place is None:
         raise RuntimeError(
@@ -64,11 +78,13 @@ def init(
             "environment. Start with `python -m decentlam.launch -n 4 script.py`, with torchrun, "
             "or from Python with decentlam.launch(fn, nodes=4)."
         )
-    backend = backend or ("nccl" if torch.cuda.is_available() and not elastic else "gloo")
-    if elastic and backend != "gloo":
-        raise ValueError(f"elastic runs need the gloo backend, got {backend!r}")
-    if "nccl" in backend:
-        use_device(place.local_rank)
+    if elastic:
+        backend = backend or "gloo"
+        if backend != "gloo":
+            raise ValueError(f"elastic runs need the gloo backend, got {backend!r}")
+    if backend is not None and "nccl" in backend and not torch.cuda.device_count():
+        raise RuntimeError("the nccl backend needs a GPU, and torch sees none; use backend='gloo'")
+    device = device or _own_device(place)
     host, port = meeting_point(place)
     os.environ.setdefault("MASTER_ADDR", host)
     os.environ.setdefault("MASTER_PORT", str(port))
@@ -78,7 +94,7 @@ def init(
         if elastic:
             _enter(place, host, timeout_seconds, wait)
         else:
-            _form(backend, place, timeout_seconds, wait)
+            _form(backend, device, place, timeout_seconds, wait)
     except RunOverError:
         raise
     except RuntimeError as error:
@@ -119,7 +135,41 @@ def _enter(place: Place, host: str, timeout_seconds: float, wait: float) -> None
     generations.begin(store, place.rank, size, timeout_seconds, wait, address, notes)
 
 
-def _form(backend: str, place: Place, timeout_seconds: float, wait: float) -> None:
+def _own_device(place: Place) -> torch.device | None:
+    """The GPU of this process: those of a host are dealt one after the other."""
+    count = torch.cuda.device_count()
+    return torch.device("cuda", place.local_rank % count) if count else None
+
+
+def _usual_backend(store: dist.Store, device: torch.device | None, place: Place) -> str:
+    """The same on all processes. NCCL needs a GPU for each of them, and launchers may show every
+    process one GPU, its own or the same one: only the GPUs' own numbers tell."""
+    mine = _NO_GPU if device is None else str(torch.cuda.get_device_properties(device).uuid)
+    store = dist.PrefixStore("decentlam gpu", store)
+    store.set(str(place.rank), mine)
+    if device is None:
+        return "gloo"
+    ranks = [str(rank) for rank in range(place.num_processes)]
+    with exchange_errors(f"process {place.rank}, at the start", "everyone"):
+        store.wait(ranks)
+        gpus = [gpu.decode() for gpu in store.multi_get(ranks)]
+    counts = Counter(gpus)
+    others = [rank for rank, gpu in zip(ranks, gpus, strict=True) if gpu == _NO_GPU]
+    shared = [rank for rank, gpu in zip(ranks, gpus, strict=True) if counts[gpu] > 1]
+    if not others and not shared:
+        return BOTH
+    why = f"without one: {', '.join(others)}" if others else f"sharing one: {', '.join(shared)}"
+    log.info("backend gloo, for CPUs: NCCL needs a GPU for each process (%s)", why)
+    return "gloo"
+
+
+def _form(
+    backend: str | None,
+    device: torch.device | None,
+    place: Place,
+    timeout_seconds: float,
+    wait: float,
+) -> None:
     """The group of all processes. From the moment that a process has found the store the others
     notice if it is lost."""
     store = _store(place, wait)
@@ -128,6 +178,14 @@ def _form(backend: str, place: Place, timeout_seconds: float, wait: float) -> No
         inner = dist.PrefixStore("decentlam start", store)
         watching = watch.start(inner, place.rank, range(place.num_processes))
         watching.wait_until_all_are_seen(wait)
+    backend = backend or _usual_backend(store, device, place)
+    if "nccl" in backend:
+        assert device is not None
+        torch.cuda.set_device(device)
+    # Left alone, NCCL takes its GPU by LOCAL_RANK, which mpirun and srun do not set. Before torch
+    # could form groups lazily it took that of the tensors, and a group with a GPU of its own would
+    # be split by all processes whenever some of them form another.
+    bound = device if "nccl" in backend and can_form_lazily() else None
     is_gloo = backend == "gloo"
     limit = min(timeout_seconds, _FORM_SECONDS) if is_gloo else timeout_seconds
     with exchange_errors(f"process {place.rank}, at the start", "everyone"):
@@ -137,6 +195,7 @@ def _form(backend: str, place: Place, timeout_seconds: float, wait: float) -> No
             rank=place.rank,
             world_size=place.num_processes,
             timeout=timedelta(seconds=limit),
+            device_id=bound,
         )
     if is_gloo:
         assert dist.group.WORLD is not None
@@ -158,7 +217,8 @@ def init_if_launched(device: torch.device, elastic: bool = False) -> None:
     if place is None or place.num_processes == 1:
         return
     log.info("joining %d processes started by %s", place.num_processes, place.launcher)
-    init("nccl" if device.type == "cuda" else "gloo", elastic=elastic)
+    on_gpu = device.type == "cuda" and not elastic
+    _join(BOTH if on_gpu else "gloo", device if on_gpu else None, elastic=elastic)
 
 
 def leave() -> None:
