@@ -170,3 +170,25 @@ def test_groups_of_nccl_are_not_split_from_the_first_one(
     monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
     network.connect(exact=True)
     assert formed == [([0, 1], BOTH, True)]
+
+
+# Refused ----------------------------------------------------------------------------------------
+
+
+def network_of(backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> network.Network:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backend)
+    return network.Network(object(), 0, 2, device=torch.device(device))  # type: ignore[arg-type]
+
+
+def test_messages_from_a_gpu_by_gloo_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo = "cpu:gloo,cuda:gloo"
+    with pytest.raises(ValueError, match=r"on cuda:1, but .* gloo.*init\('nccl'\).*model\.cpu"):
+        build.check_device(network_of(gloo, "cuda:1", monkeypatch))
+    build.check_device(network_of(gloo, "cpu", monkeypatch))
+    build.check_device(network_of(BOTH, "cuda:1", monkeypatch))
+
+
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:gloo", BOTH])
+def test_elastic_runs_on_gpus_are_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"gloo backend and parameters on the CPU.*cuda:0"):
+        build.check_elastic(network_of(backend, "cuda:0", monkeypatch), None)

@@ -53,9 +53,14 @@ class Network:
         return self.inter_node_group or self.group
 
     @cached_property
+    def backend(self) -> str:
+        """What sends messages. A group may have one backend per kind of device."""
+        return "" if self.group is None else _backend(self.group, self.device)
+
+    @cached_property
     def is_nccl(self) -> bool:
-        """Whether messages are sent by NCCL. A group may have one backend per kind of device."""
-        return self.group is not None and "nccl" in _backend(self.group, self.device)
+        """Whether messages are sent by NCCL."""
+        return "nccl" in self.backend
 
     @property
     def control_device(self) -> torch.device:

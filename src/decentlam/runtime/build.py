@@ -84,11 +84,14 @@ def join(
     init_if_launched(device, options.elastic)
     prepare(groups, method)
     plain = connect(process_group, device=device)
+    if options.elastic:
+        check_elastic(plain, process_group)
+    if Reach.NEIGHBORS in reaches(method):
+        check_device(plain)
     watch.use_limit(options.heartbeat_seconds)
     facts = facts_of(method, options, groups, tag)
     facts["buffers"] = [f"{tuple(buffer.shape)} {buffer.dtype}" for buffer in buffers]
     if options.elastic:
-        check_elastic(plain, process_group)
         check_same_run(membership(), facts)
         if membership().joins:  # the others agreed long ago
             return plain
@@ -108,13 +111,26 @@ def join(
 def check_elastic(network: Network, process_group: dist.ProcessGroup | None) -> None:
     if process_group is not None:
         raise ValueError("elastic=True is for all processes; leave process_group out")
-    if network.is_nccl:
-        raise ValueError("elastic=True needs the gloo backend")
+    if network.is_nccl or network.device.type == "cuda":
+        raise ValueError(
+            "elastic=True needs the gloo backend and parameters on the CPU, but they are on "
+            f"{network.device}; use model.cpu(), or leave elastic out"
+        )
     if membership().has_optimizer:
         raise ValueError(
             "this process has an optimizer with elastic=True already, and a run has one: a second "
             "would stay in the process group of members that are gone. Give all parameters to one "
             "optimizer, as param groups, or delete the first"
+        )
+
+
+def check_device(network: Network) -> None:
+    """gloo takes an address on a GPU for one of its own memory, and fails in the first step."""
+    if network.num_processes > 1 and network.device.type == "cuda" and network.backend == "gloo":
+        raise ValueError(
+            f"the parameters are on {network.device}, but the process group has gloo, which sends "
+            "messages from CPUs only. Form the group with decentlam.init() or init('nccl'), with a "
+            "GPU for each process; or train on CPUs, with model.cpu()"
         )
 
 
