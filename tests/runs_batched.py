@@ -171,6 +171,19 @@ def exchanged() -> tuple[float, list[Post]]:
         return float(torch.as_tensor(mixed).sum()), posts
 
 
+def measured() -> tuple[bool, list[Post]]:
+    """The links, as `topology="auto"` measures them: with NCCL without a timeout."""
+    seen: list[Any] = []
+
+    class Noted(_Meter):
+        def _wait(self, work: Any) -> None:
+            super()._wait(SimpleNamespace(wait=lambda *limit: seen.append(limit) or work.wait()))
+
+    with batched() as posts, unittest.mock.patch.object(links, "_Meter", Noted):
+        link = links.measure_links(connect(batches=True), seconds=0.05)
+    return link.bytes_per_second > 0 and set(seen) == {()}, posts
+
+
 def not_finite(process_group: Group, method: str) -> tuple[str, bool]:
     """Node 1 gets a NaN in step 2: what is said after it, and whether parameters are finite."""
     node = dist.get_rank(process_group)

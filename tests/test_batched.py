@@ -75,6 +75,7 @@ def found(nodes: int) -> list[Any]:
             listed.append((f"looks {method}", batched.looks, arguments))
             listed.append((f"unused {method}", batched.unused, {"method": method}))
         listed.append(("exchanged", batched.exchanged, {}))
+        listed.append(("measured", batched.measured, {}))
     return runs.run_processes(runs.run_scenarios, nodes, (listed,))
 
 
@@ -156,6 +157,12 @@ def test_no_message_meets_a_collective_of_the_script(method: str) -> None:
 def test_messages_outside_of_an_optimizer_have_a_group_of_their_own() -> None:
     results = runs.outcomes(found(4), "exchanged")
     assert [total for total, _ in results] == [3.0] * 4
+    check_order([posts for _, posts in results])
+
+
+def test_links_are_measured_as_messages_travel() -> None:
+    results = runs.outcomes(found(4), "measured")
+    assert [good for good, _ in results] == [True] * 4
     check_order([posts for _, posts in results])
 
 

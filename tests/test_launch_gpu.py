@@ -192,3 +192,21 @@ def test_messages_from_a_gpu_by_gloo_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_elastic_runs_on_gpus_are_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"gloo backend and parameters on the CPU.*cuda:0"):
         build.check_elastic(network_of(backend, "cuda:0", monkeypatch), None)
+
+
+# Measured ---------------------------------------------------------------------------------------
+
+
+def test_links_are_measured_between_the_gpus_that_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Meter:
+        def __init__(self, network: Any, device: torch.device, timeout: Any) -> None:
+            asked.append(device)
+            raise InterruptedError
+
+    monkeypatch.setattr(links, "_Meter", Meter)
+    options, method = Options(topology="auto"), decentlam.algorithms.DmSGD()
+    with pytest.raises(InterruptedError):
+        build._chosen([], method, options, network_of(BOTH, "cuda:1", monkeypatch), False)
+    assert asked == [torch.device("cuda:1")]

@@ -363,7 +363,7 @@ def _chosen(
     if shares:
         link = measure_memory(network, seconds)
     else:
-        link = measure_links(network, timeout_seconds=seconds, device=network.control_device)
+        link = measure_links(network, timeout_seconds=seconds)
         options = with_fitting_messages(groups, method, options, network, link)
     assert isinstance(options.overlap, str)
     name, reason = automatic(
