@@ -210,3 +210,49 @@ def test_links_are_measured_between_the_gpus_that_send(monkeypatch: pytest.Monke
     with pytest.raises(InterruptedError):
         build._chosen([], method, options, network_of(BOTH, "cuda:1", monkeypatch), False)
     assert asked == [torch.device("cuda:1")]
+
+
+# Leaving ----------------------------------------------------------------------------------------
+
+LEAVING = """
+import sys, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from decentlam.launch import group
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+dist.get_backend_config = lambda group: sys.argv[1]
+dist.destroy_process_group = lambda: print("destroyed")
+group.atexit.register(group.leave)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "end", "said", "launched"),
+    [
+        ("cuda:nccl", "", "destroyed", False),
+        ("cuda:nccl", "raise ValueError", "", False),
+        ("cuda:nccl", "raise ValueError", "", True),
+        ("cpu:gloo,cuda:gloo", "raise ValueError", "destroyed", False),
+    ],
+)
+def test_after_an_error_nobody_waits_until_all_leave_nccl(
+    backend: str, end: str, said: str, launched: bool, tmp_path: Path
+) -> None:
+    """NCCL's destructor would, for as long as the others wait for this process."""
+    script = tmp_path / "script.py"
+    script.write_text(LEAVING + end)
+    ours = ["-m", "decentlam.launch.script", str(os.getpid()), "file"] if launched else []
+    command = [sys.executable, *ours, str(script), backend]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=runs.HANG_SECONDS)
+    assert done.stdout.strip() == said, done.stderr
+
+
+def test_a_group_that_was_given_up_is_not_destroyed_later(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(TORCHRUN, [], {})
+    closed: list[Any] = []
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
+    monkeypatch.setattr(watch, "close_connections", closed.append)
+    watch.destroy_group(alone=True)
+    watch.destroy_group()
+    assert closed == [dist.group.WORLD] and dist.is_initialized()

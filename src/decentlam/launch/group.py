@@ -226,15 +226,10 @@ def leave() -> None:
 
     Every process does so by itself when Python ends. Call it before `os._exit`.
     """
+    # An error has ended the script, or somebody is gone: NCCL would wait for all of them.
+    alone = hasattr(sys, "last_value") or watch.troubled()
     watch.stop()
-    watch.destroy_group()
-
-
-def use_device(local_rank: int) -> None:
-    """Gives each process of a host its own GPU, one after the other."""
-    if not torch.cuda.device_count():
-        raise RuntimeError("the nccl backend needs a GPU, and torch sees none; use backend='gloo'")
-    torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    watch.destroy_group(alone)
 
 
 def choose_interface(host: str, one_host: bool | None) -> None:

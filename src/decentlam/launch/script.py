@@ -38,10 +38,12 @@ def main(launcher: int, kind: str, script: str) -> None:
         else:
             sys.path[0] = os.path.dirname(os.path.realpath(script))
             runpy.run_path(script, run_name="__main__")
-    except KeyboardInterrupt:  # everyone gets it: a traceback each would say nothing
+    except KeyboardInterrupt as error:  # everyone gets it: a traceback each would say nothing
+        sys.last_value = error  # as Python does it, for who must know at exit how the script ended
         sys.exit(128 + signal.SIGINT)
     except SystemExit as end:
         if end.code not in (None, 0):
+            sys.last_value = end
             _report(end.code if isinstance(end.code, str) else "")
         raise
     except BaseException as error:
@@ -49,6 +51,7 @@ def main(launcher: int, kind: str, script: str) -> None:
         while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
             frames = frames.tb_next
         error.__traceback__ = frames
+        sys.last_value = error
         _report("".join(traceback.format_exception(error)))
         sys.excepthook(type(error), error, frames)
         sys.exit(1)

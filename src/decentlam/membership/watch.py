@@ -393,17 +393,31 @@ def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
     group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
 
 
-def destroy_group() -> None:
+def destroy_group(alone: bool = False) -> None:
     """Leaves torch's default group, if there is one.
+
+    `alone`: the others may be waiting for this process, and not leave with it. gloo only closes
+    its connections, but NCCL waits until all leave, so that such a group is left to the system.
 
     Before torch 2.8 gloo's thread needs Python's lock to let go of the last collective, and the
     destructor of the group, which has that lock, waits for the thread: forever, if the collective
     has ended just now.
     """
-    if dist.is_initialized():
-        if _GLOO_NEEDS_PYTHON:
-            time.sleep(_LET_GO_SECONDS)
-        dist.destroy_process_group()
+    global _forsaken
+    if not dist.is_initialized():
+        return
+    world = dist.group.WORLD
+    assert world is not None
+    backends = dist.get_backend_config(world)
+    if alone and "nccl" in backends:
+        _forsaken = weakref.ref(world)
+        if "gloo" in backends:
+            close_connections(world)
+    if _forsaken is not None and _forsaken() is world:
+        return
+    if _GLOO_NEEDS_PYTHON:
+        time.sleep(_LET_GO_SECONDS)
+    dist.destroy_process_group()
 
 
 def close_connections(group: dist.ProcessGroup) -> None:
@@ -454,6 +468,7 @@ def _space(kind: str) -> list[str] | None:
 
 _current: Watch | None = None
 _watched: weakref.ref[dist.ProcessGroup] | None = None  # the default group that it is for
+_forsaken: weakref.ref[dist.ProcessGroup] | None = None  # one that is not to be destroyed
 
 
 def start(store: dist.Store, me: int, members: Sequence[int], generation: int = 0) -> Watch:

@@ -80,7 +80,8 @@ def _here(order: Order, wished: Callable[[], bool]) -> Summary:
             raise
         found = DivergenceError(*json.loads(store.get(_DIVERGED)))
     summary = _diverged(order, found, write=network.rank == 0)
-    watch.destroy_group()  # closes connections, and so releases whoever waits for this node
+    # Closes connections, and so releases whoever waits for this node.
+    watch.destroy_group(alone=True)
     return summary
 
 
