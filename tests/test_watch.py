@@ -66,6 +66,17 @@ def test_a_silent_process_is_lost_and_named(watch: Watch) -> None:
     assert "process 2 (pid 1 on far)" in watch.trouble.text
 
 
+@pytest.mark.parametrize("nccl", [False, True])
+def test_a_loss_that_ends_no_wait_is_logged(
+    watch: Watch, nccl: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch.waits_for_nccl = nccl
+    say(watch, 2)
+    assert wait_for(lambda: watch.trouble is not None and (not nccl or bool(caplog.records)))
+    assert [r.levelname for r in caplog.records] == (["ERROR"] if nccl else [])
+    assert not nccl or "process 2 (pid 1 on far)" in caplog.messages[0]
+
+
 def test_who_trains_something_else_may_be_lost(watch: Watch) -> None:
     watch.concern([0, 1])
     say(watch, 2)

@@ -206,6 +206,7 @@ def _remembered(network: Network) -> Network:
         whole = network.group is dist.group.WORLD or network.group is None
         watching.concern(None if whole else dist.get_process_group_ranks(network.group))
         watching.guard(network.group, network.inter_node_group, network.intra_node_group)
+        watching.waits_for_nccl |= network.is_nccl
     _connected[network.token] = network
     return network
 

@@ -94,6 +94,7 @@ class Watch:
         }
         self._count = 0
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+        self.waits_for_nccl = False  # which nobody can interrupt
         self._seen: dict[int, _Seen] = {}
         self._heard: set[int] = set()  # who has beaten in this store
         self.host = 0  # whose process the store is in, perhaps
@@ -146,7 +147,7 @@ class Watch:
             self._concerned |= wanted
 
     def guard(self, *groups: dist.ProcessGroup | None) -> None:
-        """Connections of these groups are closed when somebody is lost."""
+        """Connections of these groups are closed when somebody is lost; those of NCCL cannot be."""
         for group in groups:
             if group is not None and "gloo" in dist.get_backend_config(group):
                 with self._lock:
@@ -376,6 +377,8 @@ class Watch:
                 groups = list(self._groups)
             for group in groups:
                 close_connections(group)
+            if self.waits_for_nccl:  # there may be no error that could tell
+                log.error("%s; who waits in NCCL goes on waiting until its timeout", trouble.text)
 
     def _look(self, beat: dict[str, Any], now: float) -> _Seen:
         if beat["machine"] is None or beat["machine"] != self._facts["machine"]:
