@@ -159,6 +159,19 @@ def moved(process_group: Group) -> tuple[list[Tensor], list[Post], str]:
         return trajectory, posts, said
 
 
+def clipped(process_group: Group, norm: float) -> list[list[Tensor]]:
+    """The steps with max_grad_norm, by gloo's branch and by NCCL's."""
+    node = dist.get_rank(process_group)
+    found = []
+    for branch in (contextlib.nullcontext, batched):
+        with branch():
+            model = runs.Quadratic(seed=node)
+            options = {"overlap": "none", "max_grad_norm": norm}
+            optimizer = build("decentlam", model, process_group, **options)
+            found.append(runs_steps.train(optimizer, model, node, range(3)))
+    return found
+
+
 def exchanged() -> tuple[float, list[Post]]:
     """A mix outside of any optimizer: all ones, so that it stays that."""
     with batched() as posts:

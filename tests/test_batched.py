@@ -176,8 +176,16 @@ def test_a_network_that_changes_and_a_copy_go_on() -> None:
     check_order([posts for _, posts, _ in results])
 
 
+@pytest.mark.parametrize("norm", [0.5, 1e6])
+def test_a_norm_that_nobody_looks_at_clips_as_well(norm: float) -> None:
+    for plain, on_gpu in several.outcomes(f"clipped {norm}"):
+        assert all((a - b).abs().max() < 1e-12 for a, b in zip(plain, on_gpu, strict=True))
+
+
 several = runs.Scenarios(4)
 several.add("moved", batched.moved)
+for norm in (0.5, 1e6):
+    several.add(f"clipped {norm}", batched.clipped, norm=norm)
 for method in ("decentlam", "pmsgd", "awc-dmsgd"):
     several.add(f"not finite {method}", batched.not_finite, method=method)
 

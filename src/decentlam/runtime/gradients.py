@@ -54,10 +54,13 @@ class WholeGradient:
                 g.div_(self.network.processes_per_node)
         norms = [torch.linalg.vector_norm(g) for g in self.tensors]
         squares = torch.stack([n.to(norms[0].device) for n in norms]).double().square()
-        factor = max_norm / (squares.sum().sqrt().item() + 1e-6)
-        if factor < 1.0:
+        factor = max_norm / (squares.sum().sqrt() + 1e-6)
+        if self.network.is_nccl:  # without a look, for which the host would wait
             for g in self.tensors:
-                g.mul_(factor)
+                g.mul_(factor.clamp(max=1.0).to(g.device))
+        elif factor.item() < 1.0:
+            for g in self.tensors:
+                g.mul_(factor.item())
 
     def _any(self, flag: bool) -> bool:
         """Whether the flag is set in any process of this node."""
