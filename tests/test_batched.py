@@ -208,31 +208,81 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     monkeypatch.setattr(Network, "is_nccl", property(lambda network: network.group is not None))
     monkeypatch.setattr(Network, "gather", lambda network, value: [value] * 4)  # its own looks
-    monkeypatch.setattr(kernels, "_fused_sgd", None)  # it cannot be run on fake tensors
+    monkeypatch.setattr(kernels, "_fused_sgd", _check_fused)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
         yield
     dist.destroy_process_group()
 
 
+def _check_fused(*lists: list[torch.Tensor], **numbers: Any) -> None:
+    """What torch's fused kernel asks of its tensors on a GPU; it cannot be run on fake ones."""
+    assert all(len(tensors) == 1 for tensors in lists) and len(lists) == 3
+    flat = [tensor for tensors in lists for tensor in tensors]
+    assert len({(t.device, t.dtype, t.shape, t.stride()) for t in flat}) == 1
+    assert all(t.is_contiguous() and t.is_floating_point() for t in flat)
+    assert all(isinstance(number, float | bool) for number in numbers.values())
+
+
+class _Event:
+    """Of a GPU that is not there."""
+
+    def record(self, stream: Any) -> None:
+        assert stream.type == "cuda"
+
+    def synchronize(self) -> None:
+        return
+
+
+def _told(noted: Any, node: int) -> None:
+    """In place of the look at flags that were copied to the host, which have no values here."""
+    if noted._noted is not None:
+        (_, on_host, copied), noted._noted = noted._noted, None
+        assert on_host.device.type == "cpu" and isinstance(copied, _Event)
+        copied.synchronize()
+        TOLD.append(len(on_host))
+
+
+TOLD: list[int] = []
+MORE: dict[str, dict[str, Any]] = {
+    "": {},
+    "float16": {"message_dtype": torch.float16},
+    "decay": {"weight_decay": 0.1},
+    "nesterov": {"nesterov": True},
+    "clipped": {"max_grad_norm": 1.0},
+}
+FAKE = [
+    *((method, overlap, "") for method in runs.CLASSES for overlap in ("none", "backward")),
+    *((method, "backward", "decay") for method in runs.CLASSES),
+    *((method, "backward", "float16") for method in ("dmsgd", "decentlam", "decentlam-steady")),
+    *((method, "backward", "nesterov") for method in ("pmsgd", "slowmo")),
+    *((method, "none", "clipped") for method in ("pmsgd", "decentlam")),
+]
+
+
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("overlap", ["none", "backward"])
-@pytest.mark.parametrize("method", runs.CLASSES)
-def test_tensors_stay_on_the_device(fake_gpus: None, method: str, overlap: Any) -> None:
+@pytest.mark.parametrize(("method", "overlap", "more"), FAKE)
+def test_tensors_stay_on_the_device(
+    fake_gpus: None, method: str, overlap: Any, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A look at a value, or two tensors of different devices in one operation, is an error here."""
+    monkeypatch.setattr(EqualMessages, "looking", False)  # it looks at values, in the first steps
+    monkeypatch.setattr(DeferredLook, "look", _told)
+    TOLD.clear()
     model = nn.Sequential(nn.Linear(40, 300), nn.Linear(300, 3))
-    more = {"lars": True} if method == "pmsgd-lars" else {}
     optimizer = runs.CLASSES[method](
         model.parameters(),
-        lr=0.0,
+        lr=0.1,
         topology=decentlam.topology.ring(4),
         overlap=overlap,
-        nonfinite="ignore",
         stable="ignore",  # the analysis looks at values
-        **more,
+        **({"lars": True} if method == "pmsgd-lars" else {}),
+        **MORE[more],
     )
     assert isinstance(optimizer, decentlam.DecentralizedOptimizer)
-    for _ in range(2):
+    for _ in range(3):
         optimizer.zero_grad()
         for round in optimizer.runtime.rounds:  # as backward does, which needs a driver
             for i, p in enumerate(round.bucket.params):
@@ -240,3 +290,19 @@ def test_tensors_stay_on_the_device(fake_gpus: None, method: str, overlap: Any) 
                 optimizer.runtime.on_gradient(round, i)
         optimizer.step()
     assert {bucket.x.device.type for bucket in optimizer.runtime.buckets} == {"cuda"}
+    assert [len(optimizer.runtime.buckets)] * 2 == TOLD, "of each step, at the one after it"
+
+
+def test_flags_see_every_value_that_is_not_finite() -> None:
+    good = [torch.ones(3), -torch.ones(2, 2)]
+    assert finite.flag(good, None) and finite.flag(good[:1], torch.tensor(True))
+    assert not finite.flag(good, torch.tensor(False))
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not finite.flag([*good, torch.tensor([1.0, bad])], None)
+        assert not finite.flag([torch.tensor([bad, 1.0])], None)
+
+
+def test_flags_of_two_devices_are_told_together(fake_gpus: None) -> None:
+    deferred = DeferredLook()
+    deferred.note(3, [torch.ones((), device=device).bool() for device in ("cuda:0", "cuda:1")])
+    assert deferred._noted is not None and deferred._noted[1].shape == (2,)

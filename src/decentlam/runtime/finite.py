@@ -1,8 +1,9 @@
-"""Nothing that is NaN or infinite reaches a neighbor.
+"""What is NaN or infinite does not reach a neighbor.
 
 On a CPU a look at a message costs little while it is in the cache, and the step is refused at once.
 On a GPU a look would wait for the device: there a gradient that is not finite counts as zero, and
-the script is told one step later.
+the script is told one step later. It is also told there of a message that overflowed with a finite
+gradient, but that was sent.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ def refuse(node: int, step: int, names: Sequence[str]) -> None:
 
 def flag(tensors: Sequence[Tensor], earlier: Tensor | None) -> Tensor:
     """Whether these, and what was flagged earlier, are finite, as a tensor on their device."""
-    largest = [torch.linalg.vector_norm(t, ord=math.inf) for t in tensors]
-    finite = torch.stack(largest).isfinite().all()
+    norms = [torch.linalg.vector_norm(t, ord=math.inf) for t in tensors]
+    largest = norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+    finite = largest.isfinite()
     return finite if earlier is None else finite & earlier
 
 
 def leave_out(gradients: Sequence[Tensor], finite: Tensor) -> None:
     """Makes the gradients zero if the flag says that they are not finite."""
+    bad = ~finite
     for g in gradients:
-        g.data.masked_fill_(~finite, 0.0)  # .data: not a change by the script
+        g.data.masked_fill_(bad, 0.0)  # .data: not a change by the script
 
 
 class DeferredLook:
@@ -55,12 +58,12 @@ class DeferredLook:
         flags = [flag for flag in finite if flag is not None]
         if not flags:
             return
-        together = torch.stack(flags)
+        together = torch.stack([flag.to(flags[0].device, non_blocking=True) for flag in flags])
         on_host = together.to("cpu", non_blocking=True)
         copied = None
         if together.is_cuda:
             copied = torch.cuda.Event()
-            copied.record()
+            copied.record(torch.cuda.current_stream(together.device))
         self._noted = step, on_host, copied
 
     def look(self, node: int) -> None:
@@ -74,6 +77,7 @@ class DeferredLook:
         if bad:
             raise NonFiniteError(
                 f"node {node}, step {step}: the gradient or message of bucket {', '.join(bad)} "
-                "became NaN or infinite. Such a gradient counted as zero, and no neighbor got it. "
-                "Lower lr, or pass nonfinite='skip' with overlap='none' to leave it out."
+                "became NaN or infinite. Such a gradient counted as zero, and no neighbor got it; "
+                "a message that overflowed with a finite gradient was sent. Lower lr, or pass "
+                "nonfinite='skip' with overlap='none' to leave such gradients out."
             )
