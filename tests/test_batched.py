@@ -293,6 +293,12 @@ def test_tensors_stay_on_the_device(
     assert [len(optimizer.runtime.buckets)] * 2 == TOLD, "of each step, at the one after it"
 
 
+def test_buckets_of_nccl_grow_to_those_of_ddp() -> None:
+    assert usual_bucket_bytes(1 << 30) == 4 << 20
+    assert usual_bucket_bytes(1 << 30, nccl=True) == 25 << 20
+    assert usual_bucket_bytes(1 << 20, nccl=True) == usual_bucket_bytes(1 << 20)
+
+
 def test_flags_see_every_value_that_is_not_finite() -> None:
     good = [torch.ones(3), -torch.ones(2, 2)]
     assert finite.flag(good, None) and finite.flag(good[:1], torch.tensor(True))

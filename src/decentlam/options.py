@@ -35,13 +35,13 @@ def overlap_named(overlap: str | bool) -> Overlap:
     return cast(Overlap, overlap)
 
 
-def usual_bucket_bytes(model_bytes: int, one_machine: bool = False) -> int:
+def usual_bucket_bytes(model_bytes: int, one_machine: bool = False, nccl: bool = False) -> int:
     """A sixteenth of the model: the wire is busy early and the last messages are short. From 512
-    KiB, where calls begin to cost, to 4 MiB, which fills the wire for long enough. On one machine
-    there is no wire, and fewer calls are better."""
+    KiB, where calls begin to cost, to 4 MiB, which fills the wire for long enough, or with NCCL 25
+    MiB, as in DDP. On one machine there is no wire, and fewer calls are better."""
     if one_machine:
         return max(model_bytes // 4, 1 << 22)
-    return min(max(model_bytes // 16, 1 << 19), 1 << 22)
+    return min(max(model_bytes // 16, 1 << 19), 25 << 20 if nccl else 1 << 22)
 
 
 class OptimizerOptions(TypedDict, total=False):

@@ -253,8 +253,8 @@ def can_share(
 
 def default_bucket_bytes(groups: Sequence[ParamGroup], network: Network, shares: bool) -> int:
     """In nodes of several processes the saved state follows the buckets, wherever it is loaded."""
-    one_machine = shares and network.processes_per_node == 1
-    return usual_bucket_bytes(_trained_bytes(groups), one_machine)
+    free = network.processes_per_node == 1
+    return usual_bucket_bytes(_trained_bytes(groups), shares and free, network.is_nccl and free)
 
 
 def usual_overlap(algorithm: Algorithm, options: Options, network: Network) -> Overlap | Mode:
