@@ -14,9 +14,11 @@ from runs import Scenarios
 from torch import nn
 
 import decentlam
-from decentlam.algorithms import Algorithm, Reach, kernels, needs
+from decentlam.algorithms import Algorithm, Reach, Step, kernels, needs
 from decentlam.exchange.network import Network, _backend
 from decentlam.options import OptimizerOptions, Options
+from decentlam.runtime.mistakes import EqualMessages
+from decentlam.runtime.shard import Plan
 
 N = 4
 OVERLAPS = ("none", "backward", "forward")
@@ -210,6 +212,25 @@ def test_equal_data_on_all_nodes_is_told_once_and_only_then(method: str) -> None
     for said in scenarios.outcomes(f"same {method}"):
         assert len(said) == 1 and "DistributedSampler" in said[0]
     assert scenarios.outcomes(f"own {method}") == [[]] * N
+
+
+def test_a_node_that_rested_does_not_say_that_data_are_equal() -> None:
+    shard = decentlam.DmSGD(runs.Quadratic().parameters(), lr=0.1).runtime.rounds[0].shard
+    plan = Plan(decentlam.DmSGD(runs.Quadratic().parameters(), lr=0.1).algorithm, Step(0, 0.1))
+    gradients = shard.cut([torch.ones_like(shard.x)])
+    message = torch.empty_like(shard.x)[None]
+    shard.form(message, gradients, plan, look=False)
+    assert shard.mixed_with_the_same([(1.0, message)], gradients, plan) is None
+    assert shard.mixed_with_the_same([(0.5, 2 * message)], gradients, plan)  # summed over two
+
+
+def test_data_are_not_compared_for_ever() -> None:
+    """A first bucket without gradients tells nothing, and every look waits for a GPU."""
+    equal = EqualMessages()
+    for _ in range(10):
+        assert equal.looking
+        equal.note(None, 0)
+    assert not equal.looking
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 log = logging.getLogger(__name__)
 
-_LOOKED_AT = 2  # first steps
+_LOOKED_AT = 2  # first steps that tell
+_TRIED = 10  # first steps, whether they tell or not: every look waits for a GPU
 
 
 class WrapperCheck:
@@ -59,13 +60,14 @@ class EqualMessages:
     """Says so if a node and its neighbors send the very same messages in the first steps."""
 
     def __init__(self) -> None:
-        self._looked = self._equal = 0
+        self._looked = self._equal = self._tried = 0
 
     @property
     def looking(self) -> bool:
-        return self._looked < _LOOKED_AT
+        return self._looked < _LOOKED_AT and self._tried < _TRIED
 
     def note(self, equal: bool | None, node: int) -> None:
+        self._tried += 1
         if equal is None:
             return
         self._looked += 1

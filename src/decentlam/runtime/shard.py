@@ -123,7 +123,9 @@ class Shard:
     ) -> bool | None:
         """Whether all others that the message was averaged with sent the very same one; None if
         that cannot be told."""
-        if not terms or not any(bool(g.any()) for g in gradients):
+        if not terms or (len(terms) == 1 and terms[0][0] == 1.0):  # nobody else's
+            return None
+        if not any(bool(g.any()) for g in gradients):
             return None
         if len(terms) > 1:
             return all(torch.equal(terms[0][1].to(t.dtype), t) for _, t in terms[1:])
