@@ -100,6 +100,35 @@ def with_victim(
     return error, seconds
 
 
+def half_sent() -> list[tuple[bool, bool]]:
+    """Process 1 sends only the first bucket of a step of AWC-DmSGD, which mixes in backward. What
+    process 0 then has of every bucket: whether x changed in the step it gave up, and momentum."""
+    store = dist.PrefixStore("half", dist.distributed_c10d._get_default_store())
+    node, model, optimizer = start(
+        dist.group.WORLD, "awc-dmsgd", topology="ring", overlap="backward", timeout_seconds=2.0
+    )
+    train(optimizer, model, node, range(4))
+    rounds = optimizer.runtime.rounds
+
+    for step in range(4, 7):
+        before = [(r.shard.x.clone(), r.shard.state["m"].clone()) for r in rounds]
+        if node == 1 and step == 5:
+            for round in rounds[1:]:
+                round.send_next = lambda worker: None
+        try:
+            train(optimizer, model, node, range(step, step + 1))
+        except decentlam.ExchangeError:
+            if node == 0:
+                store.set("given up", "")
+            after = [(r.shard.x, r.shard.state["m"]) for r in rounds]
+            pairs = zip(before, after, strict=True)
+            return [(not x.equal(a), not m.equal(b)) for (x, m), (a, b) in pairs]
+        if node == 1 and step == 5:
+            store.get("given up")
+            break
+    return []
+
+
 def in_collective(kind: str, directory: str) -> str:
     """Process 2 dies when the others have begun to do something together: their error."""
     node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)

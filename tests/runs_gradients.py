@@ -74,8 +74,8 @@ def awc_between_backward_and_step(process_group: Group) -> bool:
         optimizer.zero_grad()
         quadratic_loss(model, node, step).backward()
         for round in optimizer.runtime.rounds:  # until the worker has made them
-            assert round._advance is not None
-            round._advance.over()
+            assert round._advance is not None and round._advance.made is not None
+            round._advance.made()
         unchanged.append(torch.equal(before, flat(model)))
         optimizer.step()
         unchanged.append(not torch.equal(before, flat(model)))

@@ -76,3 +76,10 @@ def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
         if node != runs_deaths.VICTIM:
             assert seconds > 1.5
     assert any("slower than 2 s" in error for error, _ in results)
+
+
+def test_a_step_given_up_in_the_midst_leaves_every_bucket_as_its_momentum_is() -> None:
+    """Those that were mixed in backward have taken the step; the others have not."""
+    changed = runs.run_processes(runs_deaths.half_sent, 2, ())[0]
+    assert all(x == momentum for x, momentum in changed), changed
+    assert any(x for x, _ in changed) and not all(x for x, _ in changed), changed

@@ -42,12 +42,14 @@ class Phase(Enum):
 
 @dataclass(eq=False)
 class Advance:
-    """An update that the worker makes where the message is, and sends as the next message."""
+    """An update that the worker makes where the message is, to be sent as the next message."""
 
+    exchange: Exchange  # of the next step
     message: Tensor
-    over: Callable[[], None]  # waits for it; raises what went wrong there
-    made: bool = False  # the state is that of the next step, and x is in `message`
-    pending: Pending | None = None  # the next step's message
+    step: int  # the next one
+    made: Callable[[], None] | None = None  # waits for the update; raises what went wrong there
+    sent: Callable[[], None] | None = None  # waits until the next message is on its way
+    pending: Pending | None = None  # the next message
 
 
 class Round:
@@ -194,16 +196,21 @@ class Round:
         complete = self._phase is Phase.COMPLETE and self._pending is not None
         return complete and not self._unmoved
 
+    @property
+    def advanced(self) -> bool:
+        """Whether its next message is made of this step already, or about to be."""
+        return self._advance is not None
+
     def advance(self, exchange: Exchange, plan: Plan, check: bool, worker: Worker) -> None:
         """The gradient of a message that is x itself, and left early, is there. Beside the rest of
-        backward, x of the next step is made where the message is and sent by `exchange`, which is
-        that step's. `update` then only has to take it over."""
+        backward, x of the next step is made where the message is. `send_next` sends it by
+        `exchange`, which is that step's, and `update` takes it over."""
         pending, gradients, step = self._pending, self._gradients, plan.step.index + 1
-        assert pending is not None
         message = exchange.message(self.number, plan.algorithm.payloads(step))
-        assert message is not None
+        assert pending is not None and message is not None
+        advance = self._advance = Advance(exchange, message, step)
 
-        def make_and_send() -> None:
+        def make() -> None:
             if check:
                 self._refuse_gradients(plan)
             terms = pending.wait()
@@ -211,21 +218,27 @@ class Round:
             if self._pending is not pending:  # the step was given up meanwhile
                 return
             good = self.shard.update(terms, gradients, plan, into=message[0], look=check)
-            advance.made = True
             if not good:
                 finite.refuse(self._network.node, step, self.shard.nonfinite_names(message))
-            with contextlib.suppress(ExchangeError):  # the next step asks again, if there is one
-                exchange.receive(self.number, message, step)
-                advance.pending = exchange.send(self.number, message, step)
 
-        advance = self._advance = Advance(message, lambda: None)
-        advance.over = functools.partial(worker.wait, worker.submit(make_and_send))
+        advance.made = functools.partial(worker.wait, worker.submit(make))
         self._move(Phase.COMPLETE, Phase.SENT)
 
-    def settle(self) -> None:
-        """The step is given up: x becomes what the state already is, if the worker came so far."""
-        if self._phase is Phase.SENT and self._advance is not None and self._advance.made:
-            self.shard.x.copy_(self._advance.message[0])
+    def send_next(self, worker: Worker) -> None:
+        """What `advance` made becomes the next step's message. When all buckets are made: those of
+        a later step would take the wire from those that somebody waits for."""
+        advance = self._advance
+        if advance is None or advance.sent is not None:
+            return
+
+        def send() -> None:
+            if self._advance is not advance:  # the step was given up meanwhile
+                return
+            with contextlib.suppress(ExchangeError):  # the next step asks again, if there is one
+                advance.exchange.receive(self.number, advance.message, advance.step)
+                advance.pending = advance.exchange.send(self.number, advance.message, advance.step)
+
+        advance.sent = functools.partial(worker.wait, worker.submit(send))
 
     def _start(
         self,
@@ -288,7 +301,8 @@ class Round:
         assert self._pending is not None
         begun = time.perf_counter()
         if self._advance is not None:
-            self._advance.over()
+            assert self._advance.made is not None
+            self._advance.made()
             waited = time.perf_counter() - begun
             self.shard.x.copy_(self._advance.message[0])
             self._gradients = []
@@ -311,7 +325,10 @@ class Round:
         self._pending.finish()
         if self._within is not None:
             self._within.end_gather()
-        following = None if self._advance is None else self._advance.pending
+        following = None
+        if self._advance is not None and self._advance.sent is not None:
+            self._advance.sent()
+            following = self._advance.pending
         self.abandon()
         if following is not None:  # the next step's message is under way already
             self._pending = following

@@ -225,6 +225,14 @@ class Runtime:
             if waiting.phase is not Phase.COMPLETE or not waiting.summed(phase):
                 return
             self._send(waiting)
+        self._send_next()
+
+    def _send_next(self) -> None:
+        """All buckets of this step are on their way: now come those that were made of it."""
+        worker = self._worker
+        if worker is not None and all(round.phase is Phase.SENT for round in self.rounds):
+            for round in self.rounds:
+                round.send_next(worker)
 
     def _open_step(self, absent: bool) -> None:
         """Once per step, before the first message: all receives are posted."""
@@ -410,9 +418,8 @@ class Runtime:
                     continue
                 self._look_at_first_messages(round, plan)
                 ending.waited_seconds += round.update(plan)
-                if early:  # the next message travels while the other buckets are updated
-                    round.finish()
-                if early and not round.sent_early:
+                if early and not round.advanced:
+                    round.finish()  # the next message travels while other buckets are updated
                     ahead = Step(ending.step + 1, plan.step.lr)
                     self._send_early(round, Plan(plan.algorithm, ahead))
             for round in self.rounds:
@@ -476,7 +483,6 @@ class Runtime:
         self._thread.stop()
         self._thread = Worker()
         for round in self.rounds:
-            round.settle()
             round.abandon()
 
     # Between steps ----------------------------------------------------------------------------
