@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.distributed as dist
 from runs import flat
@@ -69,6 +71,10 @@ def awc_between_backward_and_step(process_group: Group) -> bool:
     node, model, optimizer = start(process_group, "awc-dmsgd", shared_memory=False)
     train(optimizer, model, node, range(4))
     unchanged = []
+    quadratic_loss(model, node, 3).backward()
+    refused = [message_of(optimizer.state_dict), message_of(lambda: copy.deepcopy(optimizer))]
+    assert all("between backward and step()" in error for error in refused), refused
+    optimizer.step()
     for step in range(4, 8):
         before = flat(model)
         optimizer.zero_grad()

@@ -216,7 +216,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 f"{self.network.processes_per_node}; build a new optimizer to change that"
             )
         self._check_rebuildable()
-        if network.group is not None and network.inter_node_group is None:
+        if network.is_nccl and network.inter_node_group is None:
             device = build.check_parameters(self.param_groups)
             network = connect(network.group, device=device, batches=True)
         options = dataclasses.replace(
@@ -275,7 +275,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         build.start_equal(self.runtime, self.param_groups, len(self.param_groups) - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        self.finish()
+        self.runtime.check_state("take the state")
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -290,7 +290,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     def __getstate__(self) -> dict[str, Any]:
         self.runtime.check_training("copy the optimizer")
-        self.finish()
+        self.runtime.check_state("copy the optimizer")
         return {
             **super().__getstate__(),
             "_options": self._options,

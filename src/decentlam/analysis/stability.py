@@ -293,7 +293,9 @@ def _cure(
     rates = {form: growth_rate(form, topology, batch_steps=_BRIEF) for form in forms}
     calmest = min(forms, key=lambda form: rates[form].value, default=algorithm)
     calm = not forms or rate.value <= rates[calmest].value
-    if not rate.unstable and calm and not _less_biased(calmest, algorithm, topology):
+    better = bool(forms) and rates[calmest].high < 1 and not rate.unstable and calm
+    better = better and _less_biased(calmest, algorithm, topology)
+    if not rate.unstable and calm and not better:
         return algorithm, topology
     for network in (topology, *(topology.lazy(rate) for rate in _RATES)):
         if growth_rate(calmest, network, batch_steps=_BRIEF).high < 1:

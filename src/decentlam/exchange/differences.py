@@ -83,7 +83,8 @@ class Differences(Exchange):
         sent = self._inner.bytes_sent(message_bytes, step)
         if not self._known_to:  # the first messages are whole
             return sent
-        whole = next(iter(self._known_to.values())).element_size()
+        known = list(self._known_to.values())  # to which the worker may add
+        whole = known[0].element_size()
         return sent * self._codec.packet_bytes(BLOCK) // (whole * BLOCK)
 
     def forget(self) -> None:

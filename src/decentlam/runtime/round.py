@@ -49,6 +49,7 @@ class Advance:
     step: int  # the next one
     made: Callable[[], None] | None = None  # waits for the update; raises what went wrong there
     sent: Callable[[], None] | None = None  # waits until the next message is on its way
+    done: bool = False  # the state is that of the next step, and x is in `message`
     pending: Pending | None = None  # the next message
 
 
@@ -73,21 +74,22 @@ class Round:
             self._within = WithinNode(number, bucket, network, timeout)
         self.abandon()
 
-    def abandon(self) -> None:
-        """Forgets the step: ready for the next one's gradients."""
-        self._phase = Phase.COLLECTING
+    def abandon(self, following: Pending | None = None) -> None:
+        """Forgets the step: ready for the next one's gradients. `following` is the next step's
+        message, if that is under way already."""
         self._arrived: set[int] = set()
         self._skipped = False
         self._gradients: list[Tensor] = []  # as the shard cuts them
         self._unmoved: Unmoved = []
         self._sending: Future[None] | None = None  # the worker's job that sends the message
-        self._pending: Pending | None = None
+        self._pending: Pending | None = following
         self._sent: Tensor | None = None  # the message that is pending, if nobody writes to it
         self._finite: Tensor | None = None  # NCCL: what nobody has looked at yet
         self._advance: Advance | None = None
         if self._within is not None:
             self._within.abandon()
         self.fresh.reset()
+        self._phase = Phase.COLLECTING
 
     def cut_off(self) -> None:
         """The others are not waited for any more: what is left of the step is done alone."""
@@ -194,7 +196,7 @@ class Round:
     def can_advance(self) -> bool:
         """Whether its message left early, and all of x moves in this step."""
         complete = self._phase is Phase.COMPLETE and self._pending is not None
-        return complete and not self._unmoved
+        return complete and not self._unmoved and self._advance is None
 
     @property
     def advanced(self) -> bool:
@@ -218,6 +220,7 @@ class Round:
             if self._pending is not pending:  # the step was given up meanwhile
                 return
             good = self.shard.update(terms, gradients, plan, into=message[0], look=check)
+            advance.done = True
             if not good:
                 finite.refuse(self._network.node, step, self.shard.nonfinite_names(message))
 
@@ -276,12 +279,27 @@ class Round:
             names = self.shard.nonfinite_names(torch.cat(self._gradients)[None])
             finite.refuse(self._network.node, plan.step.index, names)
 
-    def wait_sent(self, worker: Worker | None) -> None:
-        """Blocks until the message is formed and handed over; raises what went wrong there."""
+    def wait_sent(self, worker: Worker | None) -> float:
+        """Blocks until the message is formed and handed over, or the next one is made; raises what
+        went wrong there. Seconds waited for the messages of others."""
         if self._sending is not None:
             assert worker is not None
             worker.wait(self._sending)
             self._sending = None
+        begun = time.perf_counter()
+        if self._advance is not None:
+            if self._advance.made is None:
+                raise RuntimeError(
+                    "Ctrl-C struck in the midst of backward; start from a checkpoint"
+                )
+            self._advance.made()
+        return time.perf_counter() - begun
+
+    def settle(self) -> None:
+        """The step is given up: x becomes what the state already is, where the worker came so
+        far."""
+        if self._phase is Phase.SENT and self._advance is not None and self._advance.done:
+            self.shard.x.copy_(self._advance.message[0])
 
     def recall(self) -> None:
         """A message that left early arrives and is not used: parameters are about to change."""
@@ -299,15 +317,12 @@ class Round:
         if self._phase is Phase.UPDATED:
             return 0.0
         assert self._pending is not None
-        begun = time.perf_counter()
-        if self._advance is not None:
-            assert self._advance.made is not None
-            self._advance.made()
-            waited = time.perf_counter() - begun
+        if self._advance is not None:  # it was waited for
             self.shard.x.copy_(self._advance.message[0])
             self._gradients = []
             self._move(Phase.SENT, Phase.UPDATED)
-            return waited
+            return 0.0
+        begun = time.perf_counter()
         terms = self._pending.wait()
         waited = time.perf_counter() - begun
         if self._phase is Phase.SENT:  # nobody gave the step up meanwhile
@@ -329,9 +344,8 @@ class Round:
         if self._advance is not None and self._advance.sent is not None:
             self._advance.sent()
             following = self._advance.pending
-        self.abandon()
-        if following is not None:  # the next step's message is under way already
-            self._pending = following
+        self.abandon(following)
+        if following is not None:
             self.fresh.note_parameters()
 
     def mixed_with_the_same(self, plan: Plan) -> bool | None:

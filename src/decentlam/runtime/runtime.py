@@ -323,9 +323,8 @@ class Runtime:
         for round in self.rounds:
             if round.phase is Phase.COMPLETE:
                 self._send(round)
-        for round in self.rounds:
-            round.wait_sent(self._worker)
-        self._update(skipped)
+        waited = sum(round.wait_sent(self._worker) for round in self.rounds)
+        self._update(skipped, waited)
 
     def _check_parameters(self, absent: bool) -> None:
         """Refuses what would otherwise train nothing, or something else than it seems to."""
@@ -373,7 +372,7 @@ class Runtime:
             whole.clip(options.max_grad_norm)
         return False
 
-    def _update(self, skipped: bool) -> None:
+    def _update(self, skipped: bool, waited_seconds: float) -> None:
         """Updates all buckets, or leaves that to the next forward."""
         index, exchange = self.index, self.exchange
         sizes = sum(round.shard.x.nbytes for round in self.rounds)
@@ -381,7 +380,7 @@ class Runtime:
         plans = [self._plan(round) for round in self.rounds]
         worker, later = self._worker, self._forward
         # From here on the step counts as taken, and `finish` completes it, also after Ctrl-C.
-        self._ending = Ending(index, plans, sent, skipped)
+        self._ending = Ending(index, plans, sent, skipped, waited_seconds)
         self._finite.note(index, [round.finite for round in self.rounds])
         advance(self._groups, self.algorithm.reach(index) is Reach.EVERYONE)
         self._open = False
@@ -483,6 +482,7 @@ class Runtime:
         self._thread.stop()
         self._thread = Worker()
         for round in self.rounds:
+            round.settle()
             round.abandon()
 
     # Between steps ----------------------------------------------------------------------------
@@ -503,6 +503,15 @@ class Runtime:
             raise RuntimeError(f"cannot {what} between backward and step(); call step() first")
         self.finish()
         self._take_all_back()
+
+    def check_state(self, what: str) -> None:
+        """Completes the last step; refuses where backward has already made state of the next."""
+        self.finish()
+        if any(round.advanced for round in self.rounds):
+            raise RuntimeError(
+                f"cannot {what} between backward and step(), where AWC-DmSGD with "
+                "overlap='backward' has updated its momentum already; call step() first"
+            )
 
     def check_training(self, what: str) -> None:
         """Refuses in evaluation."""

@@ -48,11 +48,12 @@ class Topology:
         """W at `step` by rows; what every hot path uses."""
         step = check_step(step)
         key = step if self.period is None else step % self.period
-        if key not in self._cache:
+        found = self._cache.get(key)  # two threads may ask: what is there may be cleared meanwhile
+        if found is None:
             if len(self._cache) >= _CACHED_STEPS:
                 self._cache.clear()
-            self._cache[key] = self.rule(key)
-        return self._cache[key]
+            found = self._cache[key] = self.rule(key)
+        return found
 
     def weights(self, step: int = 0) -> Tensor:
         """W at `step` as a dense float64 (n, n) tensor."""

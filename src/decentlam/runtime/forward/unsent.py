@@ -26,7 +26,10 @@ def limit_unsent(limit_bytes: int = UNSENT_BYTES) -> int:
     value, changed = ctypes.c_int(limit_bytes), 0
     # Not by socket objects, which would set the default timeout of the script, if there is one.
     system = ctypes.CDLL(None)
-    for name in os.listdir("/proc/self/fd"):
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # no more files may be open
+        names = os.listdir("/proc/self/fd")
+    for name in names:
         with contextlib.suppress(OSError):  # closed meanwhile
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
