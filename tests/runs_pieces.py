@@ -14,7 +14,7 @@ from runs_shared_memory import late_steps
 from runs_steps import Group, build
 from torch import Tensor, nn
 
-SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 131,072 elements
+SIZES = (200_001, 7, 80_000, 33_000, 1)  # elements of 8 bytes; pieces have 65,536 elements
 BUCKET_BYTES = 2_000_000
 STEPS = 5
 THREADS = {"decentlam worker", "decentlam sender"}

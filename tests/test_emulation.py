@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from launching import alive, fork
 from torch import nn
 
 import decentlam
+from decentlam.exchange.connections import between_processes
 from decentlam.lab.emulation import bits_per_second, hosts, run_on, unavailable
 from decentlam.lab.emulation.models import with_straggler
 from decentlam.lab.emulation.setting import Setting
@@ -38,6 +40,11 @@ def network() -> None:
 
 
 # Hosts and links -----------------------------------------------------------------------------
+
+
+def _ahead_of(file: int) -> int:
+    with socket.socket(fileno=os.dup(file)) as connection:
+        return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def observe(megabytes: int) -> dict[str, Any]:
@@ -66,6 +73,7 @@ def observe(megabytes: int) -> dict[str, Any]:
         late.append(time.perf_counter() - begun > 0.02)
     optimizer = decentlam.DecentLaM(nn.Linear(2, 2).parameters(), lr=0.1, topology="ring")
     exchange = type(optimizer.runtime.exchange).__name__
+    ahead = [_ahead_of(file) for file in between_processes(optimizer.network)]
     automatic = decentlam.DecentLaM(nn.Linear(2, 2).parameters(), lr=0.1, topology="auto")
     return {
         "rank": rank,
@@ -73,6 +81,7 @@ def observe(megabytes: int) -> dict[str, Any]:
         "counted": counted,
         "late": late,
         "exchange": exchange,
+        "ahead": ahead,
         "message_dtype": automatic.runtime.options.message_dtype,
     }
 
@@ -102,6 +111,14 @@ def test_the_interface_counts_what_was_sent(observed: Any) -> None:
 def test_hosts_share_no_memory(observed: Any) -> None:
     """They could, being on one machine, and no byte would pass the link."""
     assert {report["exchange"] for report in observed} == {"Neighbors"}
+
+
+@pytest.mark.netns
+def test_connections_take_as_much_ahead_as_fits_a_slow_wire(observed: Any) -> None:
+    """10 ms' worth and 128 KiB at least, where they could take 4 MB; twice as much if the link was
+    measured while the machine was busy."""
+    for report in observed:
+        assert report["ahead"] and all(1 << 17 <= size <= 5e5 for size in report["ahead"])
 
 
 @pytest.mark.netns

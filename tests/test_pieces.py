@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from datetime import timedelta
 from typing import Any
@@ -13,8 +12,7 @@ import runs_pieces as pieces
 import torch
 from runs import Scenarios
 
-from decentlam.runtime.forward.unsent import UNSENT_BYTES, limit_unsent
-from decentlam.runtime.forward.wire import PrioritySender, piece_bytes
+from decentlam.runtime.forward.wire import PIECE_BYTES, PrioritySender
 
 N = 4
 RUNS = [
@@ -49,7 +47,7 @@ for method, topology, overlap in RUNS:
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_what_is_sent_in_pieces_arrives_whole(run: tuple[str, str, bool | str]) -> None:
-    assert 3 * piece_bytes(0) < 8 * pieces.SIZES[0] < pieces.BUCKET_BYTES
+    assert 3 * PIECE_BYTES < 8 * pieces.SIZES[0] < pieces.BUCKET_BYTES
     read, sent = (scenarios.outcomes(str((*run, shared))) for shared in (True, False))
     for expected, found in zip(read, sent, strict=True):
         assert runs.same(expected, found)
@@ -162,36 +160,3 @@ def test_a_message_without_pieces_is_refused_and_the_sender_goes_on() -> None:
     later = sender.submit(1, [wire.piece("later")])
     wire.let_go("later")
     assert later.wait(SECONDS)
-
-
-def test_pieces_are_neither_tiny_nor_huge() -> None:
-    assert [piece_bytes(size) for size in (8, 3 << 20, 1 << 30)] == [1 << 19, 3 << 18, 1 << 20]
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="only Linux has this option")
-def test_connections_take_little_ahead_of_the_wire_and_are_otherwise_left_alone() -> None:
-    def unsent(connection: socket.socket) -> int:
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-        server.accept()[0] as other,
-        socket.socket(socket.AF_UNIX),
-    ):
-        before = unsent(client)
-        socket.setdefaulttimeout(7.0)
-        try:
-            assert limit_unsent() >= 3
-        finally:
-            socket.setdefaulttimeout(None)
-        assert unsent(client) == unsent(other) == UNSENT_BYTES
-        assert client.getblocking() and client.gettimeout() is None
-        message, received = bytes(8 * UNSENT_BYTES), 0
-        sending = threading.Thread(target=client.sendall, args=(message,))
-        sending.start()
-        while received < len(message):
-            received += len(other.recv(1 << 20))
-        sending.join()
-        limit_unsent(0)  # as the system has it
-        assert unsent(client) == before

@@ -85,6 +85,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._enter(self._membership)
             return
         self._shares = build.can_share(self.param_groups, algorithm, self._options, network)
+        self._link = build.measured_link(algorithm, self._options, network, self._shares)
         self._build(network, self._options, StepStatistics())
         self._check_same_form()
         if self._membership is not None:
@@ -102,6 +103,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             network,
             self._tag,
             shares=self._shares,
+            link=self._link,
             statistics=statistics,
             notify=lambda: _notify(this()),
         )
@@ -129,6 +131,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         device = build.check_parameters(self.param_groups)
         network = connect(exact=exact, device=device)
         self._shares = build.can_share(self.param_groups, self._method, asked, network)
+        self._link = None
         assert isinstance(asked.topology, str)
         topology = elastic.fitting(asked.topology, network.num_nodes)
         options = dataclasses.replace(asked, topology=topology)
@@ -308,7 +311,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._membership = None
             self._model = None
             # A copy may be one process's own idea: it must not ask others.
-            self._shares = False
+            self._shares, self._link = False, None
             self._tag = build.next_tag()
             self._options = dataclasses.replace(self._options, elastic=False)  # a run has one
             self._asked_dtype = self._options.message_dtype

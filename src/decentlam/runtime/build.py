@@ -25,7 +25,9 @@ from decentlam.algorithms import (
 from decentlam.analysis.cost.automatic import automatic
 from decentlam.analysis.cost.links import measure_links, measure_memory
 from decentlam.analysis.cost.messages import (
+    fitting_ahead_bytes,
     fitting_bucket_bytes,
+    fitting_piece_bytes,
     measure_rounding,
     rounding_pays,
 )
@@ -34,6 +36,7 @@ from decentlam.analysis.stability import choose
 from decentlam.exchange.allreduce import AllReduce
 from decentlam.exchange.base import Exchange
 from decentlam.exchange.codecs import CODECS
+from decentlam.exchange.connections import between_processes, limit_ahead, limit_unsent
 from decentlam.exchange.differences import Differences, check_differences
 from decentlam.exchange.neighbors import GlooWire, NcclWire, Neighbors, Wire
 from decentlam.exchange.network import Network, connect
@@ -48,7 +51,7 @@ from decentlam.options import Options, Overlap, usual_bucket_bytes
 from decentlam.runtime.agreement import check_agreement, facts_of
 from decentlam.runtime.bucket import build_buckets
 from decentlam.runtime.elastic import check_same_run, membership
-from decentlam.runtime.forward import Forward, PriorityWire
+from decentlam.runtime.forward import PIECE_BYTES, Forward, PriorityWire
 from decentlam.runtime.groups import ParamGroup, named_parameters, prepare
 from decentlam.runtime.overlap import Mode, OverlapChoice
 from decentlam.runtime.round import Round
@@ -60,6 +63,7 @@ log = logging.getLogger(__name__)
 
 _tags = itertools.count(1)  # keeps optimizers apart, and from the script's own messages (tag 0)
 _TAGS_EACH = 1 << 14
+_GLANCE_SECONDS = 0.5  # for a look at the links, where the topology does not depend on it
 
 State = Mapping[Tensor, Mapping[str, Any]]
 
@@ -157,15 +161,17 @@ def build(
     tag: int,
     *,
     shares: bool,
+    link: Link | None,
     statistics: StepStatistics,
     notify: Callable[[], None] | None = None,
 ) -> Runtime:
     """The runtime of these param groups on a network; what `state` holds already is kept.
 
-    `shares`: all processes call this together, and can read each other's memory.
+    `shares`: all processes call this together, and can read each other's memory. `link` is that
+    between the nodes, the same on all of them, if it was measured.
     """
     if options.topology == "auto":
-        options = _chosen(groups, method, options, network, shares)
+        options = _chosen(groups, method, options, network, shares, link)
     topology = options.topology
     bucket_bytes = options.bucket_bytes or default_bucket_bytes(groups, network, shares)
     if network.processes_per_node > 1:  # state belongs to buckets
@@ -196,7 +202,7 @@ def build(
         rounds.append(round)
     overlap = usual_overlap(algorithm, options, network)
     exchanges, buffers = _exchanges(
-        algorithm, network, topology, rounds, options, tag, shares, overlap
+        algorithm, network, topology, rounds, options, tag, shares, link, overlap
     )
     return Runtime(
         groups,
@@ -251,6 +257,25 @@ def can_share(
     return alike and on_one_machine(network, on_cpu)
 
 
+def measured_link(
+    method: Algorithm, options: Options, network: Network, shares: bool
+) -> Link | None:
+    """The link between the nodes, measured by all processes together, which then let their
+    connections take as much as fits it. None where messages do not pass one, where NCCL sends them,
+    and in an elastic run, which must not pause whenever its members change.
+    """
+    sent = Reach.NEIGHBORS in reaches(method) and network.num_nodes > 1 and not shares
+    if not sent or network.is_nccl or options.elastic or on_one_machine(network, able=True):
+        return None
+    seconds = 1.0 if options.topology == "auto" else _GLANCE_SECONDS
+    link = measure_links(network, seconds, options.timeout_seconds)
+    connections = between_processes(network)
+    limit_ahead(connections, fitting_ahead_bytes(link, network.processes_per_node))
+    if options.overlap == "forward":
+        limit_unsent(connections)
+    return link
+
+
 def default_bucket_bytes(groups: Sequence[ParamGroup], network: Network, shares: bool) -> int:
     """In nodes of several processes the saved state follows the buckets, wherever it is loaded."""
     free = network.processes_per_node == 1
@@ -302,6 +327,7 @@ def _exchanges(
     options: Options,
     tag: int,
     shares: bool,
+    link: Link | None,
     overlap: Overlap | Mode,
 ) -> tuple[dict[Reach, Exchange], list[Tensor]]:
     """How each kind of step mixes, and the message buffers; together with all processes."""
@@ -328,7 +354,7 @@ def _exchanges(
             network, topology, buffers, timeout, tag, options.patience_seconds
         )
     elif Reach.NEIGHBORS in missing:
-        wire = _wire(network, tag, timeout, overlap)
+        wire = _wire(network, tag, timeout, overlap, link)
         neighbors = Neighbors(network, topology, buffers, timeout, wire)
         exchanges[Reach.NEIGHBORS] = _encoded(neighbors, options.shortened)
     return exchanges, buffers
@@ -342,10 +368,16 @@ def _encoded(neighbors: Neighbors, dtype: torch.dtype | None) -> Exchange:
     return Differences(neighbors, CODECS[dtype])
 
 
-def _wire(network: Network, tag: int, timeout: timedelta, overlap: Overlap | Mode) -> Wire:
+def _wire(
+    network: Network, tag: int, timeout: timedelta, overlap: Overlap | Mode, link: Link | None
+) -> Wire:
     if network.is_nccl:
         return NcclWire(network)
-    return PriorityWire(network, tag, timeout) if overlap == "forward" else GlooWire(network, tag)
+    if overlap != "forward":
+        return GlooWire(network, tag)
+    return PriorityWire(
+        network, tag, timeout, PIECE_BYTES if link is None else fitting_piece_bytes(link)
+    )
 
 
 def _chosen(
@@ -354,6 +386,7 @@ def _chosen(
     options: Options,
     network: Network,
     shares: bool,
+    link: Link | None,
 ) -> Options:
     """With the topology, and the size and type of messages where nothing was said of them, that
     fit the links as they are measured; on every process together."""
@@ -363,7 +396,7 @@ def _chosen(
     if shares:
         link = measure_memory(network, seconds)
     else:
-        link = measure_links(network, timeout_seconds=seconds)
+        link = link or measure_links(network, timeout_seconds=seconds)
         options = with_fitting_messages(groups, method, options, network, link)
     assert isinstance(options.overlap, str)
     name, reason = automatic(

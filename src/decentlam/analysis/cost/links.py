@@ -30,7 +30,9 @@ def measure_links(
     All nodes exchange in pairs at once, as one-peer topologies do, with partners that change. The
     size doubles until the slowest pair has spent half of `seconds` on it, or 32 MiB: nobody goes on
     before all have agreed to, so that a slow link ends the measurement instead of prolonging it.
-    Latency is half of what a tiny exchange takes. One node alone has a perfect link.
+    Latency is half of what a tiny exchange takes. The speed is that of the second half of the
+    largest message: a link may let the first bytes pass at once, before its limit holds. One node
+    alone has a perfect link.
     """
     if network.num_nodes == 1:
         return Link()
@@ -39,19 +41,19 @@ def measure_links(
     for number in range(_REPEATS):  # connections are made at the first message
         meter.exchange(number, _SMALL)
     tiny = meter.agree(sorted(meter.exchange(k, _SMALL) for k in range(_REPEATS))[_REPEATS // 2])
-    start, size, number = time.perf_counter(), 1024, 0
+    start, size, number, half = time.perf_counter(), 1024, 0, 0.0
     while True:
         took = meter.agree(min(meter.exchange(number, size), meter.exchange(number, size)))
         spent = meter.agree(time.perf_counter() - start)
         if 2 * size > _LARGEST or took > seconds / 8 or spent > seconds / 2:
             break
-        size, number = 2 * size, number + 1
+        size, number, half = 2 * size, number + 1, took
     last = [took]
     while spent + took < seconds and len(last) < 4:
         last.append(meter.agree(meter.exchange(number + len(last), size)))
         spent = meter.agree(time.perf_counter() - start)
     middle = sorted(last)[len(last) // 2]
-    carried = max(middle - tiny, middle / 2)  # a tiny message may have been unlucky
+    carried = min(max(2 * (middle - half), middle / 2), 2 * middle)  # one may have been unlucky
     return Link(tiny / 2, size * network.processes_per_node / carried)
 
 

@@ -1,4 +1,5 @@
-"""What messages should be like on a link that was measured: how long, and whether 16 bits pay."""
+"""What messages should be like on a link that was measured: how long, whether 16 bits pay, and how
+much may be ahead of the wire."""
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ _SHARE = 0.05  # of a message's time on the wire that latency and calls may take
 _LEAST = 1 << 18  # bytes of a message
 _PARTS = 4  # at least; the first can leave when that much of backward is done
 _MEASURED = 1 << 20  # elements
+_PIECE_SECONDS = 5e-3  # on the wire, of a piece of a message
+_PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
+_AHEAD_SECONDS = 1e-2  # that connections take ahead of the wire
+_AHEAD_LATENCIES = 4  # at least: an acknowledgement takes two
+_LEAST_AHEAD = 1 << 17  # bytes
 _WORTH = 2.0  # times what rounding costs that it must save: a wire may be hidden, a CPU is not
 
 
@@ -26,6 +32,27 @@ def fitting_bucket_bytes(link: Link, model_bytes: int) -> int:
     seconds = (link.latency_seconds + _CALLS_SECONDS) / _SHARE
     most = max(model_bytes / _PARTS, _LEAST)
     return int(min(max(seconds * link.bytes_per_second, _LEAST), most))
+
+
+def fitting_piece_bytes(link: Link) -> int:
+    """Pieces so short that an urgent message does not wait long for one of another.
+
+    >>> fitting_piece_bytes(Link(1e-4, 1.25e8)), fitting_piece_bytes(Link(1e-5, 3e9))
+    (625000, 1048576)
+    """
+    least, most = _PIECE_BYTES
+    return int(min(max(_PIECE_SECONDS * link.bytes_per_second, least), most)) // 8 * 8
+
+
+def fitting_ahead_bytes(link: Link, connections: int = 1) -> int:
+    """What a connection may take ahead of the wire, one of so many that share the link: enough to
+    keep it busy, and no more than a few milliseconds' worth.
+
+    >>> fitting_ahead_bytes(Link(1e-4, 1.25e8)), fitting_ahead_bytes(Link(0.02, 1.25e8))
+    (1250000, 10000000)
+    """
+    seconds = max(_AHEAD_SECONDS, _AHEAD_LATENCIES * link.latency_seconds)
+    return max(int(seconds * link.bytes_per_second / connections), _LEAST_AHEAD)
 
 
 def measure_rounding(network: Network) -> float:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import decentlam
+from decentlam.exchange.connections import of_this_process, restore
 from decentlam.lab.emulation.contenders import Contender, choose
 from decentlam.lab.emulation.facts import Record, explained
 from decentlam.lab.emulation.hosts import INTERFACE, hosts, unavailable
@@ -22,7 +23,6 @@ from decentlam.lab.emulation.models import make_model, with_straggler
 from decentlam.lab.emulation.notes import Notes, write
 from decentlam.lab.emulation.processes import run_on
 from decentlam.lab.emulation.setting import Setting
-from decentlam.runtime.forward.unsent import limit_unsent
 
 _QUIET_SECONDS, _QUIET_LOOKS = 0.05, 100
 
@@ -129,7 +129,7 @@ def _time_one(setting: Setting, contender: Contender, interface: Path, sharing: 
     spent = [*(b - a for a, b in zip(before, after, strict=True)), cpu, float(sent)]
     buckets = training.buckets()
     training.close()
-    limit_unsent(0)  # overlap="forward" may have: the next one has connections as they come
+    restore(of_this_process().values())  # ours may have set them: the next has them as they come
     _until_quiet(interface)  # the next one must not share the wire with what is still under way
     del training, model, loss
     gc.collect()

@@ -8,10 +8,10 @@ midst of its update.
     parameter.py  a parameter whose value is awaited: whoever reads it waits
     updates.py    the updates that wait for their mixes, by the worker or by whoever reads first
     wire.py       messages in pieces, those of the first layers before others
-    unsent.py     connections that take little ahead of the wire
 """
 
 from __future__ import annotations
 
 from decentlam.runtime.forward.updates import Forward as Forward
+from decentlam.runtime.forward.wire import PIECE_BYTES as PIECE_BYTES
 from decentlam.runtime.forward.wire import PriorityWire as PriorityWire

@@ -23,34 +23,37 @@ from torch import Tensor
 from decentlam.exchange.base import Pending, exchange_errors
 from decentlam.exchange.neighbors import Tensors, Wire
 from decentlam.exchange.network import Network
-from decentlam.runtime.forward.unsent import limit_unsent
 
 _AT_A_TIME = 2  # pieces on the wire: one is sent while the next one is posted
-_PIECE_BYTES = (1 << 19, 1 << 20)  # least and most: every piece costs the CPU some calls
-_PIECES = 4  # of a message, between these sizes
+PIECE_BYTES = 1 << 19  # where no link was measured
 
 Post = Callable[[], list[dist.Work]]
 
 
 class PriorityWire(Wire):
-    """gloo, with later buckets overtaking earlier ones."""
+    """gloo, with later buckets overtaking earlier ones. All nodes have the same `piece_bytes`: one
+    tag delivers pieces in their order. An urgent message has to wait for a piece or two of another,
+    not for the whole of it; but every piece costs the CPU some calls."""
 
-    def __init__(self, network: Network, tag: int, timeout: timedelta) -> None:
+    def __init__(
+        self, network: Network, tag: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES
+    ) -> None:
         assert network.group is not None
         self._network, self._group, self._tag = network, network.group, tag
         self._sender = PrioritySender(timeout)
-        limit_unsent()
+        self._piece_bytes = piece_bytes
 
     def receive(self, bucket: int, buffers: Tensors, pending: Pending) -> None:
         for j, buffer in buffers.items():
             with exchange_errors(pending.where, f"node {j}", pending.timeout):
                 rank = self._network.rank_of(j)
-                works = [self._group.recv([p], rank, self._tag + bucket) for p in pieces_of(buffer)]
+                tag = self._tag + bucket
+                works = [self._group.recv([piece], rank, tag) for piece in self._cut(buffer)]
             pending.receives += [(f"node {j}", work) for work in works]
 
     def send(self, bucket: int, tensors: Tensors, pending: Pending) -> None:
         ranks = [self._network.rank_of(j) for j in tensors]
-        cuts = itertools.zip_longest(*map(pieces_of, tensors.values()))
+        cuts = itertools.zip_longest(*map(self._cut, tensors.values()))
         posts = [
             functools.partial(_post, self._group, ranks, pieces, self._tag + bucket)
             for pieces in cuts
@@ -59,16 +62,9 @@ class PriorityWire(Wire):
             whom = " or ".join(f"node {j}" for j in tensors)
             pending.sends = [(whom, self._sender.submit(bucket, posts))]
 
-
-def pieces_of(message: Tensor) -> Sequence[Tensor]:
-    """The pieces it is sent in, the same on both sides: one tag delivers them in their order. An
-    urgent message has to wait for one piece of another, not for the whole of it."""
-    return message.view(-1).split(piece_bytes(message.nbytes) // message.element_size())
-
-
-def piece_bytes(message_bytes: int) -> int:
-    least, most = _PIECE_BYTES
-    return min(most, max(least, math.ceil(message_bytes / _PIECES)))
+    def _cut(self, message: Tensor) -> Sequence[Tensor]:
+        """The pieces that a message is sent in."""
+        return message.view(-1).split(self._piece_bytes // message.element_size())
 
 
 def _post(
