@@ -208,7 +208,8 @@ def test_links_are_measured_between_the_gpus_that_send(monkeypatch: pytest.Monke
     monkeypatch.setattr(links, "_Meter", Meter)
     options, method = Options(topology="auto"), decentlam.algorithms.DmSGD()
     with pytest.raises(InterruptedError):
-        build._chosen([], method, options, network_of(BOTH, "cuda:1", monkeypatch), False)
+        network = network_of(BOTH, "cuda:1", monkeypatch)
+        build._chosen([], method, options, network, shares=False, link=None)
     assert asked == [torch.device("cuda:1")]
 
 
