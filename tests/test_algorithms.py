@@ -56,6 +56,24 @@ def test_update_reads_g_only(method: tuple[str, dict]) -> None:
     assert torch.equal(g, before)
 
 
+@pytest.mark.parametrize("method", METHODS, ids=method_id)
+@pytest.mark.parametrize("index", [0, 3, 47])
+def test_an_update_that_reads_no_g_says_so_truly(method: tuple[str, dict], index: int) -> None:
+    """Who says so is not given one with weight decay."""
+    torch.manual_seed(0)
+    algorithm = make(method[0], **method[1])
+    x, g, step = torch.randn(6), torch.randn(6), Step(index, 0.1)
+    state = random_state(algorithm, x)
+    message = algorithm.message(x, g, state, step)
+    found = []
+    for given in (g, torch.full_like(g, math.nan)):
+        mixed = tuple(m + 1 for m in message) if isinstance(message, tuple) else message + 1
+        new, buffers = x.clone(), {name: t.clone() for name, t in state.items()}
+        algorithm.update(new, given, mixed, buffers, step)
+        found.append([new, *buffers.values()])
+    assert algorithm.update_reads_g or all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("lr", [0.1, 1e-17, 1e-40, 0.0])  # schedules end near zero
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("method", METHODS, ids=method_id)

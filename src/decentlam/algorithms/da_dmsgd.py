@@ -17,6 +17,7 @@ class DADmSGD(Algorithm):
     beta: float = 0.9
     nesterov: bool = False
     buffers = ("m",)
+    update_reads_g = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)

@@ -23,6 +23,7 @@ class DecentLaM(Algorithm):
     beta: float = 0.9
     nesterov: bool = False
     buffers = ("v",)
+    update_reads_g = False
     bears_change = False
 
     def __post_init__(self) -> None:

@@ -17,6 +17,8 @@ class DSGD(Algorithm):
     def alone(self):
         return PmSGD(0.0)
 
+    update_reads_g = False
+
     @property
     def replaces_x(self) -> bool:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 17  # elements; smaller ones cost calls, larger ones fall out of the cache
+CHUNK = 1 << 19  # elements; smaller ones cost calls, larger ones fall out of the cache
 
 # torch's own SGD kernel is private. Without it, or on tensors it does not take, the same update
 # runs as separate operations.

@@ -24,6 +24,7 @@ class PmSGD(Algorithm):
     lars: bool = False
     trust: float = 0.001
     buffers = ("m",)
+    update_reads_g = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)

@@ -66,9 +66,10 @@ class Shard:
             gradients = [x for x, _ in self._cut]
             step = dataclasses.replace(step, weight_decay=0.0)
         rows, finite = self._rows(message), True
+        (decayed,) = self._scratch(1) if step.weight_decay else (None,)
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
             out = rows[0][i] if len(rows) == 1 else None
-            formed = algorithm.message(x, _decayed(g, x, step), state, step.at(out))
+            formed = algorithm.message(x, _decayed(g, x, step, decayed), state, step.at(out))
             for row, payload in zip(rows, _payloads(formed), strict=True):
                 if payload is not row[i]:
                     row[i].copy_(payload)
@@ -95,10 +96,13 @@ class Shard:
         new = [x for x, _ in self._cut] if into is None else into.split(self._sizes)
         in_place = algorithm.replaces_x and (own is not None or not algorithm.reads_sent)
         mixes = len(mixing[0]) - in_place if mixing else 0  # that need memory of their own
-        scratch = _scratch(mixes + algorithm.reads_sent, max(self._sizes, default=0), self.x)
+        decays = bool(step.weight_decay) and (algorithm.update_reads_g or not terms)
+        scratch = self._scratch(mixes + algorithm.reads_sent + decays)
+        decayed = scratch.pop() if decays else None
         finite = True
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
-            g = _decayed(g, x, step)
+            if decays:
+                g = _decayed(g, x, step, decayed)
             free = [row.narrow(0, 0, self._sizes[i]) for row in scratch]
             if terms:
                 outs = [new[i], *free] if in_place else free
@@ -117,6 +121,10 @@ class Shard:
     def _rows(self, message: Tensor) -> list[Sequence[Tensor]]:
         """The payloads of a message, each cut into pieces."""
         return [row.split(self._sizes) for row in message.unbind()]
+
+    def _scratch(self, rows: int) -> list[Tensor]:
+        """Memory for so many pieces at once."""
+        return _scratch(rows, max(self._sizes, default=0), self.x)
 
     def mixed_with_the_same(
         self, terms: Terms, gradients: Sequence[Tensor], plan: Plan
@@ -213,8 +221,10 @@ class Shard:
             yield p, {name: shaped_like(t[span], p) for name, t in flat.items()}
 
 
-def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
-    return torch.add(g, x, alpha=step.weight_decay) if step.weight_decay else g
+def _decayed(g: Tensor, x: Tensor, step: Step, memory: Tensor | None = None) -> Tensor:
+    """The gradient with weight decay, in `memory` if there is some."""
+    out = None if memory is None else memory.narrow(0, 0, len(x))
+    return torch.add(g, x, alpha=step.weight_decay, out=out) if step.weight_decay else g
 
 
 def _payloads(message: Message) -> tuple[Tensor, ...]:
@@ -234,7 +244,7 @@ _memory = threading.local()  # the training's thread and the worker may update a
 
 
 def _scratch(rows: int, size: int, like: Tensor) -> list[Tensor]:
-    """Memory for mixes, the same at every call of a thread: fresh memory costs more than what is
+    """Memory for a while, the same at every call of a thread: fresh memory costs more than what is
     computed in it. A layer that is larger than pieces are gets its own each time."""
     if like.device.type == "cpu" and size > CHUNK:
         return [like.new_empty(size) for _ in range(rows)]
