@@ -7,8 +7,9 @@
 
 Every node is a process in a network namespace of its own, which needs Linux and root. Printed is
 the time relative to DDP in the same round: median and, in brackets, lowest and highest round.
-Lower is faster. *bound* is the least that its bytes and its overlap allow, *CPU ms* the processor
-time of a step over all nodes. What --json writes, benchmarks/calibrate.py fits the cost model to.
+Lower is faster. *bound* is the least that its bytes and its overlap allow, *times* how many times
+that it takes, *CPU ms* the processor time of a step over all nodes. What --json writes,
+benchmarks/calibrate.py fits the cost model to.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ def report(records: list[Record], setting: Setting, where: str, nodes: int) -> N
     print(f"{nodes} nodes, {where}; {size}, compute {setting.compute}{slow}; {machine()}")
     print(limits(nodes, setting.size))
     print(
-        f"\n{'':46s}   ms  of DDP (lowest-highest) bound compute exposed update wait MB sent CPU ms"
+        f"\n{'':46s}   ms  of DDP (lowest-highest) bound times compute exposed update wait MB sent "
+        "CPU ms"
     )
     for r in summary(records):
         spread = f"({r['lowest']:.2f}-{r['highest']:.2f})"
         print(
             f"{r['contender']:46s}{r['ms']:5.0f}   {r['of_DDP']:5.2f} {spread:16s} "
-            f"{r['bound_of_DDP']:5.2f} {r['compute_ms']:7.0f} {r['exposed_ms']:7.0f} "
+            f"{r['bound_of_DDP']:5.2f} {r['of_bound']:5.2f} {r['compute_ms']:7.0f} "
+            f"{r['exposed_ms']:7.0f} "
             f"{r['update_ms']:6.0f} {r['wait_ms']:4.0f} {r['MB_sent']:7.2f} {r['cpu_ms']:6.0f}"
         )
     for line in left_out(records):

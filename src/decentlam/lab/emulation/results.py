@@ -75,6 +75,7 @@ def summary(records: Sequence[Record]) -> list[Record]:
                 "bound_of_DDP": statistics.median(
                     bound(r) / by[BASE][k]["seconds"] for k, r in mine.items()
                 ),
+                "of_bound": statistics.median(r["seconds"] / bound(r) for r in mine.values()),
             }
         )
     return rows
