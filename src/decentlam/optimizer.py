@@ -229,6 +229,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         step = max(network.gather(self.param_groups[0]["step"]))
         for group in self.param_groups:
             group["step"] = step
+        self._link = build.measured_link(self._method, options, network, self._shares)
         self._build(network, options, self.statistics)
         self._check_same_form()
 

@@ -114,6 +114,11 @@ class Algorithm(ABC):
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
 
+    def __init_subclass__(cls) -> None:
+        """An update of its own says anew whether it reads g."""
+        if "update" in vars(cls) and "update_reads_g" not in vars(cls):
+            cls.update_reads_g = True
+
     @property
     def layerwise(self) -> bool:
         """Whether message and update must be called on one layer at a time."""

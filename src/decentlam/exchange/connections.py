@@ -3,8 +3,8 @@
 A connection takes up to 4 MB from a program. On a slow wire that is too much, in two ways. An
 urgent message waits for all that is in there, 320 ms at 100 Mbit/s. And nodes that average with
 each other send both ways at once, where what has arrived is acknowledged behind all that waits to
-be sent: the way with the smaller window then has only a part of the wire, as large as its window is
-of the other's. Connections that take little ahead keep both ways fast.
+be sent. The way whose window is smaller then has only a part of the wire, and nodes fall out of
+step. Connections that take little ahead keep both ways fast.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ _SO_BUF_LOCK = 72  # of Linux; Python has no name for it
 
 
 def between_processes(network: Network) -> list[int]:
-    """This process's connections to others of the network, as file descriptors; asked of all
-    together. gloo does not tell which are its own: a connection of which two processes have one end
-    each is the run's, and a script's own connections are left alone."""
+    """This process's connections to those of the network on other machines, as file descriptors;
+    asked of all together. gloo does not tell which are its own: those of which two processes of the
+    network have one end each, and only if their addresses differ."""
     mine = of_this_process()
     ends = {tuple(end) for theirs in network.gather(list(mine)) for end in theirs}
-    return [file for (here, there), file in mine.items() if (there, here) in ends]
+    return [
+        file
+        for (here, there), file in mine.items()
+        if (there, here) in ends and here.split(":")[0] != there.split(":")[0]
+    ]
 
 
 def of_this_process() -> dict[tuple[str, str], int]:

@@ -36,7 +36,12 @@ from decentlam.analysis.stability import choose
 from decentlam.exchange.allreduce import AllReduce
 from decentlam.exchange.base import Exchange
 from decentlam.exchange.codecs import CODECS
-from decentlam.exchange.connections import between_processes, limit_ahead, limit_unsent
+from decentlam.exchange.connections import (
+    between_processes,
+    limit_ahead,
+    limit_unsent,
+    restore,
+)
 from decentlam.exchange.differences import Differences, check_differences
 from decentlam.exchange.neighbors import GlooWire, NcclWire, Neighbors, Wire
 from decentlam.exchange.network import Network, connect
@@ -262,17 +267,21 @@ def measured_link(
 ) -> Link | None:
     """The link between the nodes, measured by all processes together, which then let their
     connections take as much as fits it. None where messages do not pass one, where NCCL sends them,
-    and in an elastic run, which must not pause whenever its members change.
+    where latency hides how fast it is, and in an elastic run, which must not pause whenever its
+    members change.
     """
     sent = Reach.NEIGHBORS in reaches(method) and network.num_nodes > 1 and not shares
     if not sent or network.is_nccl or options.elastic or on_one_machine(network, able=True):
         return None
+    connections = between_processes(network)
+    restore(connections)  # an optimizer before this one may have set them
     seconds = 1.0 if options.topology == "auto" else _GLANCE_SECONDS
     link = measure_links(network, seconds, options.timeout_seconds)
-    connections = between_processes(network)
-    limit_ahead(connections, fitting_ahead_bytes(link, network.processes_per_node))
     if options.overlap == "forward":
         limit_unsent(connections)
+    if not link.certain:  # a limit that is too low would cost more than one that is too high
+        return None
+    limit_ahead(connections, fitting_ahead_bytes(link, network.processes_per_node))
     return link
 
 

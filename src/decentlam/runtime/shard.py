@@ -50,6 +50,7 @@ class Shard:
             (self.x[s], {name: t[s] for name, t in self.state.items()}) for _, _, s in self._pieces
         ]
         self._sizes = [len(x) for x, _ in self._cut]
+        self._on_cpu = self.x.device.type == "cpu"  # a GPU's allocator knows which stream uses what
         self._adaptive = [not algorithm.layerwise or p.ndim > 1 for p in bucket.params]
 
     # The recursion ------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Shard:
             gradients = [x for x, _ in self._cut]
             step = dataclasses.replace(step, weight_decay=0.0)
         rows, finite = self._rows(message), True
-        (decayed,) = self._scratch(1) if step.weight_decay else (None,)
+        (decayed,) = self._scratch(1) if step.weight_decay and self._on_cpu else (None,)
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
             out = rows[0][i] if len(rows) == 1 else None
             formed = algorithm.message(x, _decayed(g, x, step, decayed), state, step.at(out))
@@ -97,8 +98,8 @@ class Shard:
         in_place = algorithm.replaces_x and (own is not None or not algorithm.reads_sent)
         mixes = len(mixing[0]) - in_place if mixing else 0  # that need memory of their own
         decays = bool(step.weight_decay) and (algorithm.update_reads_g or not terms)
-        scratch = self._scratch(mixes + algorithm.reads_sent + decays)
-        decayed = scratch.pop() if decays else None
+        scratch = self._scratch(mixes + algorithm.reads_sent + (decays and self._on_cpu))
+        decayed = scratch.pop() if decays and self._on_cpu else None
         finite = True
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
             if decays:

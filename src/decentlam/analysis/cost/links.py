@@ -15,7 +15,9 @@ from decentlam.exchange.network import Network
 _SMALL = 8  # bytes of a message that is all latency
 _REPEATS = 10
 _LARGEST = 32 * 2**20  # bytes
-_TAG = 1 << 13  # far from the script's own messages (0) and below the optimizers'
+_FIRST = 1 << 14  # bytes of the first message that is timed
+_CERTAIN = 4  # times a tiny message that the largest must take to tell the speed of a link
+_TAG = 1 << 12  # far from the script's own messages (0) and below the optimizers'
 _PLACE = "measuring the links"
 
 
@@ -31,7 +33,8 @@ def measure_links(
     size doubles until the slowest pair has spent half of `seconds` on it, or 32 MiB: nobody goes on
     before all have agreed to, so that a slow link ends the measurement instead of prolonging it.
     Latency is half of what a tiny exchange takes. The speed is that of the second half of the
-    largest message: a link may let the first bytes pass at once, before its limit holds. One node
+    largest message: a link may let the first bytes pass at once, before its limit holds. Where
+    latency is so long that no such message fits into the time, the answer is not certain. One node
     alone has a perfect link.
     """
     if network.num_nodes == 1:
@@ -41,7 +44,7 @@ def measure_links(
     for number in range(_REPEATS):  # connections are made at the first message
         meter.exchange(number, _SMALL)
     tiny = meter.agree(sorted(meter.exchange(k, _SMALL) for k in range(_REPEATS))[_REPEATS // 2])
-    start, size, number, half = time.perf_counter(), 1024, 0, 0.0
+    start, size, number, half = time.perf_counter(), _FIRST, 0, 0.0
     while True:
         took = meter.agree(min(meter.exchange(number, size), meter.exchange(number, size)))
         spent = meter.agree(time.perf_counter() - start)
@@ -53,8 +56,10 @@ def measure_links(
         last.append(meter.agree(meter.exchange(number + len(last), size)))
         spent = meter.agree(time.perf_counter() - start)
     middle = sorted(last)[len(last) // 2]
-    carried = min(max(2 * (middle - half), middle / 2), 2 * middle)  # one may have been unlucky
-    return Link(tiny / 2, size * network.processes_per_node / carried)
+    certain = middle > _CERTAIN * tiny and half > 0
+    carried = 2 * (middle - half) if certain else middle - tiny
+    carried = min(max(carried, middle / 2), 2 * middle)  # one of them may have been unlucky
+    return Link(tiny / 2, size * network.processes_per_node / carried, certain)
 
 
 def measure_memory(network: Network, timeout_seconds: float = 60.0) -> Link:

@@ -41,12 +41,13 @@ def fitting_piece_bytes(link: Link) -> int:
     (625000, 1048576)
     """
     least, most = _PIECE_BYTES
-    return int(min(max(_PIECE_SECONDS * link.bytes_per_second, least), most)) // 8 * 8
+    size = int(min(max(_PIECE_SECONDS * link.bytes_per_second, least), most))
+    return size // 8 * 8  # whole elements of any type
 
 
 def fitting_ahead_bytes(link: Link, connections: int = 1) -> int:
     """What a connection may take ahead of the wire, one of so many that share the link: enough to
-    keep it busy, and no more than a few milliseconds' worth.
+    keep it busy, and otherwise 10 ms' worth.
 
     >>> fitting_ahead_bytes(Link(1e-4, 1.25e8)), fitting_ahead_bytes(Link(0.02, 1.25e8))
     (1250000, 10000000)

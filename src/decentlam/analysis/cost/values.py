@@ -25,6 +25,7 @@ class Link:
 
     latency_seconds: float = 0.0  # one way
     bytes_per_second: float = math.inf
+    certain: bool = True  # False: measured with messages whose time was mostly latency
 
     def __post_init__(self) -> None:
         check_seconds(latency_seconds=self.latency_seconds)
