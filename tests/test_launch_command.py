@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import threading
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,6 +17,7 @@ import runs
 from launching import alive, assert_trained, finish, fork, run_as_main, start, training
 
 from decentlam.launch.__main__ import main
+from decentlam.launch.script import _report
 
 pytestmark = pytest.mark.system
 
@@ -81,6 +84,20 @@ def test_lines_of_different_processes_do_not_mix(script: Path) -> None:
     assert process.exitcode == 0
     lines = [f"{rank} {'a' * 60} {'b' * 60}" for rank in range(3) for _ in range(200)]
     assert sorted(out.read_text().splitlines()) == lines
+
+
+def test_an_error_is_reported_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun may read it at any time; an empty file made it fail with an error of its own."""
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    _report("first")
+    writing = threading.Thread(target=lambda: [_report("x" * 1_000_000) for _ in range(30)])
+    writing.start()
+    while writing.is_alive():
+        assert json.loads(path.read_text())["message"][0] in "fx"
+    writing.join()
 
 
 @pytest.mark.parametrize(

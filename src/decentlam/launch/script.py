@@ -58,12 +58,14 @@ def main(launcher: int, kind: str, script: str) -> None:
 
 
 def _report(text: str) -> None:
-    """The file that torchrun looks for when a process fails, with a clock finer than its own."""
-    with (
-        contextlib.suppress(KeyError, OSError),
-        open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as file,
-    ):
-        json.dump({"message": text, "timestamp": int(time.time()), "at": time.monotonic()}, file)
+    """The file that torchrun looks for when a process fails, with a clock finer than its own. It is
+    there whole or not at all: torchrun may stop this process meanwhile, and read it."""
+    report = {"message": text, "timestamp": int(time.time()), "at": time.monotonic()}
+    with contextlib.suppress(KeyError, OSError):
+        path = os.environ["TORCHELASTIC_ERROR_FILE"]
+        with open(f"{path}.draft", "w", encoding="utf-8") as file:
+            json.dump(report, file)
+        os.replace(f"{path}.draft", path)
 
 
 if __name__ == "__main__":
