@@ -6,7 +6,8 @@
 
 Each round runs the benchmark once with either checkout, in an order that alternates. Printed is the
 time of the second over the first for every contender, relative to DDP in the same run: median and,
-in brackets, lowest and highest round. Below 1 the second is faster.
+in brackets, lowest and highest round. Below 1 the second is faster. The table is printed anew after
+each round, so that a run which is cut short has told what it found.
 """
 
 from __future__ import annotations
@@ -71,9 +72,14 @@ def main() -> None:
         for name, before in found[arguments.before].items():
             if name in found[arguments.after]:
                 ratios.setdefault(name, []).append(found[arguments.after][name] / before)
+        report(ratios, round + 1)
+
+
+def report(ratios: dict[str, list[float]], rounds: int) -> None:
+    print(f"\nafter {rounds} rounds")
     for name, values in ratios.items():
         spread = f"({min(values):.2f}-{max(values):.2f})"
-        print(f"  {name:52s} {statistics.median(values):5.2f} {spread}")
+        print(f"  {name:52s} {statistics.median(values):5.2f} {spread}", flush=True)
 
 
 if __name__ == "__main__":
