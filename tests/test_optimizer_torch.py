@@ -38,6 +38,18 @@ def test_one_node_is_momentum_sgd_in_float32(method: str) -> None:
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)), 1e-5)
 
 
+@every_method
+def test_a_graph_of_old_values_is_refused(method: str) -> None:
+    """As with torch.optim: backward after step() would mix old activations with new weights."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    optimizer = build(method, model.parameters(), lr=0.1)
+    loss = model(torch.ones(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_dsgd_on_one_node_is_sgd() -> None:
     ours, theirs = Net(), Net()
     optimizer = decentlam.DSGD(ours.parameters(), lr=0.1, weight_decay=0.05)

@@ -107,7 +107,6 @@ class Freshness:
             )
 
     def _parameter_versions(self) -> tuple[int, float]:
-        # Ours are writes to the bucket, not to p.
         return sum(p._version for p in self._params), sum(map(self._value, self._params))
 
     def _noted(self, grad: Tensor | None) -> tuple[Tensor | None, int, float]:

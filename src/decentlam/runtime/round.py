@@ -20,6 +20,7 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from decentlam.algorithms import Algorithm
 from decentlam.errors import ExchangeError
@@ -319,8 +320,7 @@ class Round:
         assert self._pending is not None
         if self._advance is not None:  # it was waited for
             self.shard.x.copy_(self._advance.message[0])
-            self._gradients = []
-            self._move(Phase.SENT, Phase.UPDATED)
+            self._updated()
             return 0.0
         begun = time.perf_counter()
         terms = self._pending.wait()
@@ -330,9 +330,14 @@ class Round:
             self.shard.restore(self._unmoved)
             if self._within is not None:
                 self._within.begin_gather(plan.step.index, self.shard.x)
-            self._gradients = []  # the next forward may need the memory
-            self._move(Phase.SENT, Phase.UPDATED)
+            self._updated()
         return waited
+
+    def _updated(self) -> None:
+        # A graph of the old values must not run backward through the new ones: torch then refuses.
+        increment_version(self.bucket.params)
+        self._gradients = []  # the next forward may need the memory
+        self._move(Phase.SENT, Phase.UPDATED)
 
     def finish(self) -> None:
         """Leaves nothing under way: a process may end, or the message change, after a step."""
