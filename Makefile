@@ -91,7 +91,7 @@ clean: ## delete .venv, outputs, caches and build artifacts
 	find $(PATHS) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # pip fetches uv and nothing else; uv installs the rest.
-$(READY): requirements.txt pyproject.toml
+$(READY): requirements.txt pyproject.toml hatch_build.py $(wildcard src/decentlam/algorithms/loops.*)
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "decentlam needs Python 3.11 or newer, but there is no '$(PYTHON)' here." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import decentlam
+from decentlam.algorithms import compiled
 
 
 def versions(**more: str) -> dict[str, str | None]:
@@ -19,6 +20,7 @@ def versions(**more: str) -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "loops": "compiled" if compiled.available() else "torch",
         **more,
     }
 

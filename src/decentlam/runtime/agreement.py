@@ -50,7 +50,8 @@ def facts_of(
 def _code_of_decentlam() -> str:
     """Differs where one host has other files of the same version, as a checkout has."""
     root = Path(__file__).parents[1]
-    files = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
+    found = [file for kind in ("*.py", "*.c", "*.h") for file in root.rglob(kind)]
+    files = sorted(file.relative_to(root).as_posix() for file in found)
     return _digest("".join(f"{name}\n{(root / name).read_text()}" for name in files))
 
 

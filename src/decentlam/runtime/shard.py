@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.algorithms import Algorithm, Message, Step, compiled
 from decentlam.algorithms.kernels import CHUNK
 from decentlam.exchange.base import Terms, combine
 from decentlam.exchange.network import Network
@@ -66,6 +66,9 @@ class Shard:
         if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
             gradients = [x for x, _ in self._cut]
             step = dataclasses.replace(step, weight_decay=0.0)
+        finite = compiled.form(algorithm, message, self.x, gradients, self.state, step)
+        if finite is not None:
+            return finite or not look
         rows, finite = self._rows(message), True
         (decayed,) = self._scratch(1) if step.weight_decay and self._on_cpu else (None,)
         for i, ((x, state), g) in enumerate(zip(self._cut, gradients, strict=True)):
@@ -91,6 +94,10 @@ class Shard:
         x stays as it is and the new one is made there; False if `look` finds a value in it that is
         not finite."""
         algorithm, step = plan.algorithm, plan.step
+        if into is None:
+            here = step.at(sent=sent)
+            if compiled.update(algorithm, terms, self.x, gradients, self.state, here):
+                return True
         plain = dataclasses.replace(step, adaptive=False)
         weights, mixing = [w for w, _ in terms], [self._rows(t) for _, t in terms]
         own = None if sent is None or len(sent) > 1 else self._rows(sent)[0]
