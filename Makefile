@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
-PATHS = $(wildcard src tests benchmarks examples scripts)
+PATHS = $(wildcard src tests benchmarks examples scripts hatch_build.py)
 
 # Where this is set, each of the many processes of a test run would compile every file anew.
 unexport PYTHONDONTWRITEBYTECODE

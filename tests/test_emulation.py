@@ -24,6 +24,7 @@ import decentlam
 from decentlam.exchange.connections import between_processes
 from decentlam.lab.emulation import bits_per_second, hosts, run_on, unavailable
 from decentlam.lab.emulation.models import with_straggler
+from decentlam.lab.emulation.results import FRAME
 from decentlam.lab.emulation.setting import Setting
 from decentlam.lab.emulation.timing import measure
 
@@ -47,12 +48,19 @@ def _ahead_of(file: int) -> int:
         return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
+def _on_wire() -> int:
+    """Bytes that the token bucket has let pass."""
+    command = ["tc", "-s", "qdisc", "show", "dev", "net0"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(told.split("Sent ")[1].split()[0])
+
+
 def observe(megabytes: int) -> dict[str, Any]:
     """Bits per second of transfers in both directions at once, bytes counted, who was late."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     message, inbox = torch.zeros(megabytes * 250_000), torch.empty(megabytes * 250_000)
     counter = Path("/sys/class/net/net0/statistics/tx_bytes")
-    rates, counted, full = [], [], torch.zeros(())
+    rates, counted, full, on_wire = [], [], torch.zeros(()), _on_wire()
     while len(rates) < 3 or not full:  # a busy machine may not fill the link at once
         dist.barrier()
         before, begun = int(counter.read_text()), time.perf_counter()
@@ -65,6 +73,7 @@ def observe(megabytes: int) -> dict[str, Any]:
         counted.append(int(counter.read_text()) - before)
         full = torch.tensor(float(max(rates) > 0.7 * RATE))
         dist.all_reduce(full, dist.ReduceOp.MIN)
+    on_wire = _on_wire() - on_wire
     loss = with_straggler(lambda model: torch.zeros(()), seconds=0.02, seed=3)
     late = []
     for _ in range(12):
@@ -79,6 +88,7 @@ def observe(megabytes: int) -> dict[str, Any]:
         "rank": rank,
         "rates": rates,
         "counted": counted,
+        "on_wire": on_wire,
         "late": late,
         "exchange": exchange,
         "ahead": ahead,
@@ -105,6 +115,13 @@ def test_a_link_carries_its_bandwidth_in_both_directions_at_once(observed: Any) 
 def test_the_interface_counts_what_was_sent(observed: Any) -> None:
     for report in observed:
         assert all(5e6 <= count < 1.1 * 5e6 for count in report["counted"])
+
+
+@pytest.mark.netns
+def test_the_link_is_charged_for_the_headers_of_every_packet(observed: Any) -> None:
+    """Which the least time that bytes can take must know; acknowledgements come on top."""
+    for report in observed:
+        assert report["on_wire"] > FRAME * 5e6 * len(report["rates"])
 
 
 @pytest.mark.netns

@@ -19,7 +19,7 @@ from pathlib import Path
 from decentlam.exchange.network import Network
 
 UNSENT_BYTES = 1 << 18  # less of it wakes the sender more often, which costs the processor
-_USUAL_BYTES = 1 << 22  # that Linux lets a connection take
+USUAL_BYTES = 1 << 22  # that Linux lets a connection take
 _ESTABLISHED = "01"
 _SO_BUF_LOCK = 72  # of Linux; Python has no name for it
 
@@ -60,7 +60,7 @@ def limit_ahead(connections: Iterable[int], ahead_bytes: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         most = int(Path("/proc/sys/net/core/wmem_max").read_text())
         asked = ahead_bytes // 2  # Linux doubles it, to have room for its own notes
-        if ahead_bytes < _USUAL_BYTES and asked <= most:
+        if ahead_bytes < USUAL_BYTES and asked <= most:
             return _set(connections, socket.SOL_SOCKET, socket.SO_SNDBUF, asked)
     return 0
 

@@ -8,6 +8,7 @@ import time
 import torch
 
 from decentlam.analysis.cost.values import Link
+from decentlam.exchange.connections import USUAL_BYTES
 from decentlam.exchange.network import Network
 
 _CALLS_SECONDS = 5e-4  # of a message: to form, post and wait for it, by two threads
@@ -17,7 +18,8 @@ _PARTS = 4  # at least; the first can leave when that much of backward is done
 _MEASURED = 1 << 20  # elements
 _PIECE_SECONDS = 5e-3  # on the wire, of a piece of a message
 _PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
-_AHEAD_SECONDS = 1e-2  # that connections take ahead of the wire
+_AHEAD_SECONDS = 1e-2  # that connections take ahead of a slow wire
+_SHORT_SECONDS = 5e-2  # a wire is not slow that carries in this what connections usually take
 _AHEAD_LATENCIES = 4  # at least: an acknowledgement takes two
 _LEAST_AHEAD = 1 << 17  # bytes
 _WORTH = 2.0  # times what rounding costs that it must save: a wire may be hidden, a CPU is not
@@ -47,11 +49,16 @@ def fitting_piece_bytes(link: Link) -> int:
 
 def fitting_ahead_bytes(link: Link, connections: int = 1) -> int:
     """What a connection may take ahead of the wire, one of so many that share the link: enough to
-    keep it busy, and otherwise 10 ms' worth.
+    keep it busy, and otherwise 10 ms' worth. On a fast link as much as usual, which is soon over: a
+    busy processor may be late to fill less.
 
-    >>> fitting_ahead_bytes(Link(1e-4, 1.25e8)), fitting_ahead_bytes(Link(0.02, 1.25e8))
-    (1250000, 10000000)
+    >>> fitting_ahead_bytes(Link(1e-4, 1.25e7)), fitting_ahead_bytes(Link(0.02, 1.25e7))
+    (131072, 1000000)
+    >>> fitting_ahead_bytes(Link(1e-4, 1.25e8))
+    4194304
     """
+    if USUAL_BYTES / link.bytes_per_second < _SHORT_SECONDS:
+        return USUAL_BYTES
     seconds = max(_AHEAD_SECONDS, _AHEAD_LATENCIES * link.latency_seconds)
     return max(int(seconds * link.bytes_per_second / connections), _LEAST_AHEAD)
 

@@ -16,6 +16,8 @@ from decentlam.lab.calibration.measurements import KINDS
 from decentlam.lab.emulation.contenders import BASE, LOCAL
 from decentlam.lab.emulation.facts import Record
 
+FRAME = 1514 / 1448  # bytes of an Ethernet frame, over what TCP has of them for a message
+
 
 def split(record: Record, local: Record) -> dict[str, float]:
     """Seconds of compute, update and exposed communication, which add up to the iteration.
@@ -34,8 +36,9 @@ def bound(record: Record) -> float:
     """The seconds that an iteration takes at least, by its bytes and its overlap.
 
     Forward, backward and update take what local training did in the same round, every message the
-    time of its bytes at the full bandwidth, one after the other in each direction, and all else
-    nothing. See `decentlam.analysis.cost.pipeline` for what may overlap with what.
+    time of its bytes and their headers at the full bandwidth, one after the other in each
+    direction, and all else nothing. See `decentlam.analysis.cost.pipeline` for what may overlap
+    with what.
     """
     forward = record["forward_fraction"] * (record["compute_seconds"] - record["update_seconds"])
     backward = record["compute_seconds"] - record["update_seconds"] - forward
@@ -43,7 +46,7 @@ def bound(record: Record) -> float:
     kind = Exchange(KINDS[record["kind"]], record["nodes"], record["peers"], 1, fraction)
     wire = 0.0
     if record["bandwidth"] is not None and kind.reach is not Reach.NOBODY:
-        wire = 8 * kind.bytes_sent(record["model_bytes"]) / record["bandwidth"]
+        wire = 8 * FRAME * kind.bytes_sent(record["model_bytes"]) / record["bandwidth"]
     sizes = record["buckets"] or [1]
     times = [wire * size / sum(sizes) for size in sizes]
     update = record["update_seconds"]
