@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
+LOOPS := $(wildcard src/decentlam/algorithms/loops.c src/decentlam/algorithms/loops.h)
 PATHS = $(wildcard src tests benchmarks examples scripts hatch_build.py)
 
 # Where this is set, each of the many processes of a test run would compile every file anew.
@@ -88,10 +89,11 @@ requirements: $(READY) ## pin the newest versions requirements.in allows
 
 clean: ## delete .venv, outputs, caches and build artifacts
 	rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -f src/decentlam/algorithms/loops.library
 	find $(PATHS) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # pip fetches uv and nothing else; uv installs the rest.
-$(READY): requirements.txt pyproject.toml hatch_build.py $(wildcard src/decentlam/algorithms/loops.*)
+$(READY): requirements.txt pyproject.toml hatch_build.py $(LOOPS)
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "decentlam needs Python 3.11 or newer, but there is no '$(PYTHON)' here." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \

@@ -5,8 +5,9 @@
     python benchmarks/versions.py ../before . network.py --bandwidth 1Gbit
 
 Each round runs the benchmark once with either checkout, in an order that alternates. Printed is the
-time of the second over the first for every contender, relative to DDP in the same run: median and,
-in brackets, lowest and highest round. Below 1 the second is faster. The table is printed anew after
+time of the second over the first for every contender, relative to those that do not run our code
+(local training, DDP, decent-dp and the like; their geometric mean) in the same run: median and, in
+brackets, lowest and highest round. Below 1 the second is faster. The table is printed anew after
 each round, so that a run which is cut short has told what it found.
 """
 
@@ -21,9 +22,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+NOT_OURS = ("local only", "DDP", "raw exchange", "bare buckets", "decent-dp")
+
 
 def run_once(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, float]:
-    """Seconds per iteration of every contender over DDP's, in one run of the benchmark."""
+    """Seconds per iteration of every contender over the others', in one run of the benchmark."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "seconds.json"
         subprocess.run(
@@ -39,9 +42,9 @@ def run_once(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, 
 
 def of_step(found: dict[str, dict[str, list[float]]]) -> dict[str, float]:
     return {
-        f"{model}: {name}": statistics.median(times) / statistics.median(all_times["DDP"])
-        for model, all_times in found.items()
-        for name, times in all_times.items()
+        f"{model}: {name}": ratio
+        for model, times in found.items()
+        for name, ratio in relative(times).items()
     }
 
 
@@ -51,8 +54,14 @@ def of_network(found: dict[str, list[dict[str, object]]]) -> dict[str, float]:
     for record in records:
         if "seconds" in record:
             times.setdefault(str(record["contender"]), []).append(float(str(record["seconds"])))
-    base = statistics.median(times["DDP"])
-    return {name: statistics.median(values) / base for name, values in times.items()}
+    return relative(times)
+
+
+def relative(times: dict[str, list[float]]) -> dict[str, float]:
+    """To the geometric mean of contenders that do not run our code: one alone is noisier."""
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    base = statistics.geometric_mean(middle[n] for n in middle if n.startswith(NOT_OURS))
+    return {name: value / base for name, value in middle.items()}
 
 
 def main() -> None:

@@ -32,6 +32,15 @@ WEIGHTS = {
 METHODS = [DecentLaM(0.9), DecentLaM(0.0), SteadyDecentLaM(0.9), SteadyDecentLaM(0.0)]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """With many of them, torch's operations are used."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def drawn(seed: int, size: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
         dtype
@@ -53,15 +62,17 @@ class Node:
         for seed, value in enumerate(self.shard.state.values()):
             value.copy_(drawn(100 + seed, self.size, dtype)).mul_(0.01)
 
-    def step(self, plan: Plan, weights: tuple[float, ...], rounded: bool = False) -> list[Tensor]:
-        """Everything that one step writes."""
+    def step(
+        self, plan: Plan, weights: tuple[float, ...], rounded: torch.dtype | None = None
+    ) -> list[Tensor]:
+        """Everything that one step writes; with messages rounded to that precision."""
         gradients = self.shard.cut(self.bucket.gradients())
         assert self.shard.form(self.message, gradients, plan, look=True)
         others = [drawn(200 + k, self.size, self.message.dtype)[None] for k in range(4)]
         terms = list(zip(weights, [self.message, *others], strict=False))
-        if rounded:
-            own = self.message.bfloat16()
-            terms = [(1.0, self.message), (0.5, others[0].bfloat16()), (-0.5, own)]
+        if rounded is not None:
+            own = self.message.to(rounded)
+            terms = [(1.0, self.message), (0.5, others[0].to(rounded)), (-0.5, own)]
         self.shard.update(terms, gradients, plan, self.message)
         return [self.message, self.shard.x, *self.shard.state.values()]
 
@@ -72,12 +83,14 @@ def both_ways(
     dtype: torch.dtype,
     step: Step,
     weights: tuple[float, ...],
-    rounded: bool = False,
+    rounded: torch.dtype | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What a step writes with loops, and with torch's operations."""
     plan = Plan(algorithm, step)
-    assert compiled._loops
-    with_loops = Node(algorithm, dtype).step(plan, weights, rounded)
+    with monkeypatch.context() as patch:
+        if rounded is not torch.float16:  # all of it is done by loops
+            patch.setattr(Shard, "_rows", None)
+        with_loops = Node(algorithm, dtype).step(plan, weights, rounded)
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "_loops", {})
         return with_loops, Node(algorithm, dtype).step(plan, weights, rounded)
@@ -103,11 +116,13 @@ def test_loops_compute_what_torch_does(monkeypatch, algorithm, lr, decay, weight
 
 
 @needs_compiler
+@pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
-def test_loops_mix_messages_of_16_bits(monkeypatch, algorithm):
+def test_messages_of_16_bits_are_mixed(monkeypatch, algorithm, rounded):
+    """The loops read bfloat16; float16 is left to torch, and not read as the other."""
     for dtype, error in ((torch.float64, 1e-15), (torch.float32, 1e-6)):
         step = Step(3, 0.1, weight_decay=0.01)
-        loops, torchs = both_ways(monkeypatch, algorithm, dtype, step, (), rounded=True)
+        loops, torchs = both_ways(monkeypatch, algorithm, dtype, step, (), rounded)
         for a, b in zip(loops, torchs, strict=True):
             torch.testing.assert_close(a, b, rtol=error, atol=4 * error)
 
@@ -177,6 +192,21 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(algorithm, value):
         assert (~node.message.isfinite()).sum() == 1
 
 
+def test_what_is_not_as_it_lies_in_memory_is_left_to_torch():
+    node, algorithm = Node(DecentLaM(0.9), torch.float32), DecentLaM(0.9)
+    g = torch._neg_view(torch.ones(node.size))
+    x, step = node.shard.x, Step(0, 0.1)
+    assert compiled.form(algorithm, node.message, x, [g], node.shard.state, step) is None
+
+
+def test_with_many_threads_torch_is_faster():
+    node, algorithm = Node(DecentLaM(0.9), torch.float32), DecentLaM(0.9)
+    gradients = node.shard.cut(node.bucket.gradients())
+    torch.set_num_threads(8)
+    x, step = node.shard.x, Step(0, 0.1)
+    assert compiled.form(algorithm, node.message, x, gradients, node.shard.state, step) is None
+
+
 class Own(DecentLaM):
     """A user's variant."""
 
@@ -232,12 +262,13 @@ def build(sources: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """What a wheel is built of; the hook writes beside the sources."""
+    """What a wheel is built of, with the library of another build, which must be in none."""
     place = tmp_path_factory.mktemp("checkout")
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, place)
     ignored = shutil.ignore_patterns("__pycache__", compiled.LIBRARY)
     shutil.copytree(ROOT / "src", place / "src", ignore=ignored)
+    (place / "src" / "decentlam" / "algorithms" / compiled.LIBRARY).write_bytes(b"older")
     return place
 
 
@@ -274,6 +305,12 @@ def test_with_a_compiler_a_wheel_has_the_library_and_fits_every_python(checkout,
     with zipfile.ZipFile(built) as archive:
         archive.extract(f"decentlam/algorithms/{compiled.LIBRARY}", tmp_path)
     assert compiled.load(tmp_path / "decentlam" / "algorithms")
+
+
+@needs_compiler
+def test_flags_that_would_let_nan_pass_build_nothing(checkout, tmp_path):
+    done = wheel(checkout, tmp_path, DECENTLAM_LOOPS="1", CC="cc -D__FAST_MATH__")
+    assert done.returncode and "would let NaN pass" in done.stderr
 
 
 def test_a_compiler_that_was_asked_for_and_fails_is_an_error(checkout, tmp_path):

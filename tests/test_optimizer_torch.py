@@ -50,6 +50,20 @@ def test_a_graph_of_old_values_is_refused(method: str) -> None:
         loss.backward()
 
 
+@every_method
+def test_a_graph_through_what_did_not_move_is_not_refused(method: str) -> None:
+    """A layer that was frozen later is as it was, and its activations are still right."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    optimizer = build(method, model.parameters(), lr=0.1)
+    model[1].requires_grad_(False)
+    prompt = torch.ones(2, 3, requires_grad=True)
+    kept = model[1](prompt).sum()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    kept.backward()
+    assert torch.equal(prompt.grad, model[1].weight.expand(2, 3))
+
+
 def test_dsgd_on_one_node_is_sgd() -> None:
     ours, theirs = Net(), Net()
     optimizer = decentlam.DSGD(ours.parameters(), lr=0.1, weight_decay=0.05)

@@ -24,6 +24,7 @@ from decentlam.algorithms.steady import SteadyDecentLaM
 HERE = Path(__file__).parent
 SOURCES = ("loops.c", "loops.h")
 LIBRARY = "loops.library"
+_MOST_THREADS = 2  # a loop has one; with more, torch's operations take less time, if not less CPU
 
 
 class Mix(ctypes.Structure):
@@ -93,6 +94,7 @@ def form(
     found = _with_loops(algorithm)
     if found is None or not _fit(x, message, *state.values(), *gradients):
         return None
+    assert sum(map(len, gradients)) == len(x) == message.numel()
     loop, v, kept = _loops[x.dtype].message, None, 0.0
     if isinstance(found, SteadyDecentLaM):
         v, kept = state["v"].data_ptr(), found.beta * step.lr_ratio
@@ -120,6 +122,7 @@ def update(
         return False
     if not all(term.is_contiguous() for _, term in terms):
         return False
+    assert sum(map(len, gradients)) == len(x)
     if isinstance(found, DecentLaM):
         kept, v = found.beta * step.lr_ratio, state["v"].data_ptr()
         _loops[x.dtype].update(x.data_ptr(), v, 0, len(x), _mix(terms), kept)
@@ -151,15 +154,17 @@ def _update_steadily(
 def _with_loops(algorithm: Algorithm) -> DecentLaM | SteadyDecentLaM | None:
     """The algorithm itself, if there are loops of its recursion; a subclass may have another."""
     if type(algorithm) is DecentLaM or type(algorithm) is SteadyDecentLaM:
-        return None if algorithm.nesterov or not _loops else algorithm
+        slow = algorithm.nesterov or not _loops or torch.get_num_threads() > _MOST_THREADS
+        return None if slow else algorithm
     return None
 
 
 def _fit(*tensors: Tensor) -> bool:
-    """Whether the loops take these: dense memory of one precision."""
+    """Whether the loops take these: dense memory of one precision, and as it is read."""
     first = tensors[0].dtype
     return first in _loops and all(
-        t.dtype is first and t.is_cpu and t.is_contiguous() for t in tensors
+        t.dtype is first and type(t) is Tensor and t.is_cpu and t.is_contiguous() and not t.is_neg()
+        for t in tensors
     )
 
 

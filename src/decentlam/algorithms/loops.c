@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "these flags would let NaN pass, and numbers differ"
+#endif
+
 const char *const digest = DIGEST; /* of the sources, by which compiled.py knows its library */
 
 #define BLOCK 1024 /* elements of a mix that stay in the first cache until they are used */

@@ -301,6 +301,7 @@ class Round:
         far."""
         if self._phase is Phase.SENT and self._advance is not None and self._advance.done:
             self.shard.x.copy_(self._advance.message[0])
+            self._tell_autograd()
 
     def recall(self) -> None:
         """A message that left early arrives and is not used: parameters are about to change."""
@@ -334,10 +335,15 @@ class Round:
         return waited
 
     def _updated(self) -> None:
-        # A graph of the old values must not run backward through the new ones: torch then refuses.
-        increment_version(self.bucket.params)
+        self._tell_autograd()
         self._gradients = []  # the next forward may need the memory
         self._move(Phase.SENT, Phase.UPDATED)
+
+    def _tell_autograd(self) -> None:
+        """A graph of the old values must not run backward through the new ones: torch then
+        refuses. Those that did not move are as they were."""
+        unmoved = {id(p) for p, *_ in self._unmoved}
+        increment_version([p for p in self.bucket.params if id(p) not in unmoved])
 
     def finish(self) -> None:
         """Leaves nothing under way: a process may end, or the message change, after a step."""

@@ -25,7 +25,8 @@ from decentlam.exchange.base import Terms, combine
 from decentlam.exchange.network import Network
 from decentlam.runtime.bucket import Bucket, shaped_like
 
-Unmoved = list[tuple[slice, Tensor, dict[str, Tensor]]]  # where, and the values there
+# Of a parameter: which one, where it is, and the values there.
+Unmoved = list[tuple[Tensor, slice, Tensor, dict[str, Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +168,11 @@ class Shard:
             if (alone and p.grad is None) or not p.requires_grad:
                 inside = slice(*(min(max(k - first, 0), size) for k in (span.start, span.stop)))
                 state = {name: t[inside].clone() for name, t in self.state.items()}
-                found.append((inside, self.x[inside].clone(), state))
+                found.append((p, inside, self.x[inside].clone(), state))
         return found
 
     def restore(self, unmoved: Unmoved) -> None:
-        for inside, x, state in unmoved:
+        for _, inside, x, state in unmoved:
             self.x[inside] = x
             for name, value in state.items():
                 self.state[name][inside] = value

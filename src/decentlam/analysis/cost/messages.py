@@ -57,7 +57,7 @@ def fitting_ahead_bytes(link: Link, connections: int = 1) -> int:
     >>> fitting_ahead_bytes(Link(1e-4, 1.25e8))
     4194304
     """
-    if USUAL_BYTES / link.bytes_per_second < _SHORT_SECONDS:
+    if connections * USUAL_BYTES / link.bytes_per_second < _SHORT_SECONDS:
         return USUAL_BYTES
     seconds = max(_AHEAD_SECONDS, _AHEAD_LATENCIES * link.latency_seconds)
     return max(int(seconds * link.bytes_per_second / connections), _LEAST_AHEAD)
