@@ -104,8 +104,7 @@ def test_a_checkout_beside_a_compiler_has_the_loops():
 
 @needs_compiler
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("lr", [0.0, 1e-12, 0.1])
+@pytest.mark.parametrize(("lr", "decay"), [(0.0, 0.1), (1e-12, 0.0), (0.1, 0.1)])
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
 def test_loops_compute_what_torch_does(monkeypatch, algorithm, lr, decay, weights):
     step = Step(3, lr, lr_ratio=0.5 if lr else 0.0, weight_decay=decay)
