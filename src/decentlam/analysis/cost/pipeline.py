@@ -50,8 +50,7 @@ def timeline(
     [4.0, 4.0, 3.0]
     """
     count = len(wire)
-    if overlap not in OVERLAPS:
-        raise ValueError(f"unknown overlap {overlap!r}; choose from {', '.join(OVERLAPS)}")
+    _check(overlap)
     if count == 0 or (not any(wire) and latency == 0):
         return Timeline(forward + backward + update, np.inf)
     share = np.full(count, 1 / count) if shares is None else np.asarray(shares) / sum(shares)
@@ -65,6 +64,67 @@ def timeline(
     sent = _in_turn(ready, occupied) + latency
     end, slack = _await(before + backward, sent, update * share)
     return Timeline(end + forward - before, slack)
+
+
+def least(
+    forward: float,
+    backward: float,
+    update: float,
+    wire: Sequence[float],
+    overlap: str = "backward",
+    shares: Sequence[float] | None = None,
+    late: float = 0.0,
+) -> float:
+    """The time between two iterations that no schedule can beat, in whatever order the wire takes
+    the buckets and however it cuts them; `late` seconds pass between forward and backward.
+
+    Take bucket i and all that backward completes after it. None of them leaves before the gradient
+    of i is complete ("none": before backward is over), so that the last of their bytes has passed
+    the wire sum_{j >= i} wire_j later at the soonest. The bucket of that byte, one of them, is
+    updated before it leaves or when it has arrived. Then comes forward: all of it or, with
+    "forward", the bucket's own layers and those behind, which are i's and those behind i's at
+    least. So, for every i,
+
+        T >= ready_i + sum_{j >= i} wire_j + min_{j >= i} update_j + forward_i.
+
+    One iteration is enough to look at: forward awaits every message before backward makes new ones.
+    No larger bound holds for "forward" if updates take no time, since a wire that drops a bucket
+    for a newer one takes the largest of these: the newer a bucket, the sooner it is needed, and to
+    send first what is needed soonest is best.
+
+    With "none" and "backward" the training itself updates, so that T >= forward + backward +
+    update; else a thread beside it may. With "iteration" a message leaves after its bucket's update
+    and is awaited by the next one. The wire must carry all messages in T; a bucket's message and
+    update must fit in T, and so must backward, a bucket's update and forward.
+
+    >>> [least(1.0, 2.0, 0.0, [1.0, 1.0], overlap=o) for o in OVERLAPS]
+    [5.0, 4.0, 4.0, 3.0]
+    >>> iteration = 3.0, 3.0, 0.0, [3.0, 1.0, 1.0]
+    >>> least(*iteration, "backward"), timeline(*iteration, overlap="forward").seconds
+    (9.0, 8.0)
+    >>> least(*iteration, "forward")
+    7.0
+    """
+    _check(overlap)
+    count = len(wire)
+    share = np.full(count, 1 / count) if shares is None else np.asarray(shares) / sum(shares)
+    occupied, updates = np.asarray(wire, dtype=float), update * share
+    ready, behind = late + backward * np.cumsum(share), forward * np.cumsum(share)
+    if overlap == "iteration":
+        compute = np.max(ready + updates + behind)
+        return float(max(compute, occupied.sum(), np.max(occupied + updates)))
+    following = np.cumsum(occupied[::-1])[::-1]  # on the wire: bucket i and those after it
+    following += np.minimum.accumulate(updates[::-1])[::-1]
+    if overlap == "forward":
+        return float(np.max(ready + following + behind))
+    if overlap == "none":
+        ready = np.full(count, late + backward)
+    return float(forward + max(late + backward + update, np.max(ready + following)))
+
+
+def _check(overlap: str) -> None:
+    if overlap not in OVERLAPS:
+        raise ValueError(f"unknown overlap {overlap!r}; choose from {', '.join(OVERLAPS)}")
 
 
 def _newest_first(ready: np.ndarray, occupied: np.ndarray) -> np.ndarray:

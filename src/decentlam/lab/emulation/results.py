@@ -11,7 +11,7 @@ import torch
 
 from decentlam.algorithms import Reach
 from decentlam.analysis.cost.model import Exchange
-from decentlam.analysis.cost.pipeline import timeline
+from decentlam.analysis.cost.pipeline import least
 from decentlam.lab.calibration.measurements import KINDS
 from decentlam.lab.emulation.contenders import BASE, LOCAL
 from decentlam.lab.emulation.facts import Record
@@ -32,13 +32,14 @@ def split(record: Record, local: Record) -> dict[str, float]:
     return {"compute": compute, "exposed": exposed, "update": record["seconds"] - compute - exposed}
 
 
-def bound(record: Record) -> float:
+def bound(record: Record, late: float = 0.0) -> float:
     """The seconds that an iteration takes at least, by its bytes and its overlap.
 
-    Forward, backward and update take what local training did in the same round, every message the
-    time of its bytes and their headers at the full bandwidth, one after the other in each
-    direction, and all else nothing. See `decentlam.analysis.cost.pipeline` for what may overlap
-    with what.
+    Forward, backward and update take what local training did in the same round, the first two
+    spread over the buckets by their sizes. Every message takes the time of its bytes and their
+    headers at the full bandwidth, and all else nothing. A node is `late` seconds late on average,
+    and what it waits for others who are may be hidden. See `decentlam.analysis.cost.pipeline.least`
+    for what may overlap with what.
     """
     forward = record["forward_fraction"] * (record["compute_seconds"] - record["update_seconds"])
     backward = record["compute_seconds"] - record["update_seconds"] - forward
@@ -50,8 +51,7 @@ def bound(record: Record) -> float:
     sizes = record["buckets"] or [1]
     times = [wire * size / sum(sizes) for size in sizes]
     update = record["update_seconds"]
-    found = timeline(forward, backward, update, times, 0.0, record["overlap"], sizes)
-    return found.seconds + record["straggler_seconds"]
+    return least(forward, backward, update, times, record["overlap"], sizes, late)
 
 
 def summary(records: Sequence[Record]) -> list[Record]:
@@ -62,6 +62,7 @@ def summary(records: Sequence[Record]) -> list[Record]:
     for name, mine in by.items():
         ratios = [r["seconds"] / by[BASE][k]["seconds"] for k, r in mine.items()]
         parts = [split(r, by[LOCAL][k]) for k, r in mine.items()]
+        bounds = {k: bound(r, by[LOCAL][k]["straggler_seconds"]) for k, r in mine.items()}
         middle = _median_over(list(mine.values()))
         rows.append(
             {
@@ -75,10 +76,8 @@ def summary(records: Sequence[Record]) -> list[Record]:
                 "wait_ms": 1e3 * middle("wait_seconds"),
                 "MB_sent": middle("bytes_sent") / 1e6,
                 "cpu_ms": 1e3 * middle("cpu_seconds"),
-                "bound_of_DDP": statistics.median(
-                    bound(r) / by[BASE][k]["seconds"] for k, r in mine.items()
-                ),
-                "of_bound": statistics.median(r["seconds"] / bound(r) for r in mine.values()),
+                "bound_of_DDP": statistics.median(bounds[k] / by[BASE][k]["seconds"] for k in mine),
+                "of_bound": statistics.median(r["seconds"] / bounds[k] for k, r in mine.items()),
             }
         )
     return rows
