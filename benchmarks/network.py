@@ -8,8 +8,9 @@
 Every node is a process in a network namespace of its own, which needs Linux and root. Printed is
 the time relative to DDP in the same round: median and, in brackets, lowest and highest round.
 Lower is faster. *bound* is the least that its bytes and its overlap allow, *times* how many times
-that it takes, *CPU ms* the processor time of a step over all nodes. What --json writes,
-benchmarks/calibrate.py fits the cost model to.
+that it takes, *MB* what a node sends, *CPU ms* the processor time of a step over all nodes, *of
+bare* its ratio to that of bare buckets with one peer in the same round, if they take part. What
+--json writes, benchmarks/calibrate.py fits the cost model to.
 """
 
 from __future__ import annotations
@@ -34,20 +35,39 @@ def report(records: list[Record], setting: Setting, where: str, nodes: int) -> N
     size = f"{setting.size / 1e6:.3g}M parameters"
     print(f"{nodes} nodes, {where}; {size}, compute {setting.compute}{slow}; {machine()}")
     print(limits(nodes, setting.size))
-    print(
-        f"\n{'':46s}   ms  of DDP (lowest-highest) bound times compute exposed update wait MB sent "
-        "CPU ms"
-    )
-    for r in summary(records):
-        spread = f"({r['lowest']:.2f}-{r['highest']:.2f})"
-        print(
-            f"{r['contender']:46s}{r['ms']:5.0f}   {r['of_DDP']:5.2f} {spread:16s} "
-            f"{r['bound_of_DDP']:5.2f} {r['of_bound']:5.2f} {r['compute_ms']:7.0f} "
-            f"{r['exposed_ms']:7.0f} "
-            f"{r['update_ms']:6.0f} {r['wait_ms']:4.0f} {r['MB_sent']:7.2f} {r['cpu_ms']:6.0f}"
-        )
+    if rows := summary(records):
+        print(f"Forward and backward alone take {rows[0]['compute_ms']:.0f} ms.\n")
+        print_table([cells(row) for row in rows])
     for line in left_out(records):
         print(line)
+
+
+def print_table(rows: list[dict[str, str]]) -> None:
+    """Without the columns in which nothing is said."""
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    widths = [max(len(row[name]) for row in [*rows, {name: name}]) for name in names]
+    for row in [dict(zip(names, names, strict=True)), *rows]:
+        first, *others = (row[name] for name in names)
+        numbers = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
+        print(first.ljust(widths[0]), *numbers)
+
+
+def cells(row: Record) -> dict[str, str]:
+    """What the table says of a contender, by the heads of its columns."""
+    bare = row["cpu_of_bare"]
+    return {
+        "contender": row["contender"],
+        "ms": f"{row['ms']:.0f}",
+        "of DDP": f"{row['of_DDP']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})",
+        "bound": f"{row['bound_of_DDP']:.2f}",
+        "times": f"{row['of_bound']:.2f}",
+        "exposed": f"{row['exposed_ms']:.0f}",
+        "update": f"{row['update_ms']:.0f}",
+        "wait": f"{row['wait_ms']:.0f}",
+        "MB": f"{row['MB_sent']:.3g}",
+        "CPU ms": f"{row['cpu_ms']:.0f} ({row['cpu_lowest_ms']:.0f}-{row['cpu_highest_ms']:.0f})",
+        "of bare": "" if bare is None else "{:.2f} ({:.2f}-{:.2f})".format(*bare),
+    }
 
 
 def progress(total: int) -> Callable[[Record], None]:

@@ -23,8 +23,10 @@ from torch import nn
 import decentlam
 from decentlam.exchange.connections import between_processes
 from decentlam.lab.emulation import bits_per_second, hosts, run_on, unavailable
+from decentlam.lab.emulation.contenders import BASE, CONTENDERS, LOCAL
+from decentlam.lab.emulation.facts import explained
 from decentlam.lab.emulation.models import with_straggler
-from decentlam.lab.emulation.results import FRAME
+from decentlam.lab.emulation.results import BARE, FRAME, summary
 from decentlam.lab.emulation.setting import Setting
 from decentlam.lab.emulation.timing import measure
 
@@ -170,6 +172,40 @@ def test_bandwidths_are_read_as_tc_spells_them() -> None:
     for wrong in ("fast", "10", "-1Gbit", "1..2Gbit", "100MB"):
         with pytest.raises(ValueError, match=f"{wrong}.*100Mbit"):
             bits_per_second(wrong)
+
+
+# What the timings say ------------------------------------------------------------------------
+
+
+def timed(contender: str, number: int, cpu_seconds: float) -> dict[str, Any]:
+    spent = {"seconds": 1.0, "step_seconds": 0.1, "forward_seconds": 0.3, "wait_seconds": 0.0}
+    spent |= {"cpu_seconds": cpu_seconds, "bytes_sent": 0, "buckets": [4]}
+    return {"round": number, "contender": contender, **spent}
+
+
+def test_cpu_time_has_its_spread_and_is_compared_with_bare_buckets_of_the_same_round() -> None:
+    assert BARE in CONTENDERS
+    ours = "DecentLaM one-peer, overlap"
+    used = {LOCAL: (0.1, 0.1, 0.1), BASE: (0.5, 0.5, 0.5), BARE: (0.2, 0.4, 0.3), ours: (0.3, 0.4)}
+    records = [timed(name, k, s) for name, each in used.items() for k, s in enumerate(each)]
+    found = explained(records, Setting(compute="sleep:300"), 4, "1Gbit")
+    row = {row["contender"]: row for row in summary(found)}[ours]
+    ms = row["cpu_ms"], row["cpu_lowest_ms"], row["cpu_highest_ms"]
+    assert ms == pytest.approx((350, 300, 400))
+    assert row["cpu_of_bare"] == pytest.approx((1.25, 1.0, 1.5))
+    without = [record for record in found if record["contender"] != BARE]
+    assert [row["cpu_of_bare"] for row in summary(without)] == [None] * 3
+
+
+def test_a_late_node_raises_the_bound_by_what_it_is_late_itself() -> None:
+    records = [timed(name, 0, 0.1) for name in (LOCAL, BASE, BARE)]
+    rows = {}
+    for late in (0.0, 80.0):
+        found = explained(records, Setting(compute="sleep:300", straggler_ms=late), 8, "1Gbit")
+        rows[late] = {row["contender"]: row["bound_of_DDP"] for row in summary(found)}
+    # Local training took as long in both, of which 10 ms are now its being late.
+    for name in (LOCAL, BARE):
+        assert rows[80.0][name] == pytest.approx(rows[0.0][name], abs=1e-3)
 
 
 # Ends, good and bad --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from decentlam.lab.calibration.measurements import KINDS
 from decentlam.lab.emulation.contenders import BASE, LOCAL
 from decentlam.lab.emulation.facts import Record
 
+BARE = "bare buckets, 1 peer"  # the least that ours could cost the CPU
 FRAME = 1514 / 1448  # bytes of an Ethernet frame, over what TCP has of them for a message
 
 
@@ -55,13 +56,24 @@ def bound(record: Record, late: float = 0.0) -> float:
 
 
 def summary(records: Sequence[Record]) -> list[Record]:
-    """A row per contender: medians over the rounds, ratios to DDP with lowest and highest round."""
+    """A row per contender: medians over the rounds, ratios to DDP with lowest and highest round.
+
+    CPU time has its lowest and highest round, too, and `cpu_of_bare` is the median, lowest and
+    highest ratio to bare buckets in the same round; None if they were never timed together.
+    """
     timed = [r for r in records if "left_out" not in r]
     by = {name: {r["round"]: r for r in timed if r["contender"] == name} for name in _names(timed)}
     rows = []
     for name, mine in by.items():
         ratios = [r["seconds"] / by[BASE][k]["seconds"] for k, r in mine.items()]
         parts = [split(r, by[LOCAL][k]) for k, r in mine.items()]
+        cpu_ms, cpu_lowest_ms, cpu_highest_ms = _spread(
+            [1e3 * r["cpu_seconds"] for r in mine.values()]
+        )
+        bare = by.get(BARE, {})
+        cpu_ratios = [
+            r["cpu_seconds"] / bare[k]["cpu_seconds"] for k, r in mine.items() if k in bare
+        ]
         bounds = {k: bound(r, by[LOCAL][k]["straggler_seconds"]) for k, r in mine.items()}
         middle = _median_over(list(mine.values()))
         rows.append(
@@ -75,7 +87,10 @@ def summary(records: Sequence[Record]) -> list[Record]:
                 **{f"{p}_ms": 1e3 * _median_over(parts)(p) for p in parts[0]},
                 "wait_ms": 1e3 * middle("wait_seconds"),
                 "MB_sent": middle("bytes_sent") / 1e6,
-                "cpu_ms": 1e3 * middle("cpu_seconds"),
+                "cpu_ms": cpu_ms,
+                "cpu_lowest_ms": cpu_lowest_ms,
+                "cpu_highest_ms": cpu_highest_ms,
+                "cpu_of_bare": _spread(cpu_ratios) if cpu_ratios else None,
                 "bound_of_DDP": statistics.median(bounds[k] / by[BASE][k]["seconds"] for k in mine),
                 "of_bound": statistics.median(r["seconds"] / bounds[k] for k, r in mine.items()),
             }
@@ -105,6 +120,11 @@ def machine() -> str:
 
 def _names(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(r["contender"] for r in records))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lowest and highest."""
+    return statistics.median(values), min(values), max(values)
 
 
 def _median_over(records: Sequence[dict[str, float]]) -> Callable[[str], float]:
