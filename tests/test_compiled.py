@@ -90,8 +90,7 @@ def both_ways(
     """What a step writes with loops, and with torch's operations."""
     plan = Plan(algorithm, step)
     with monkeypatch.context() as patch:
-        if rounded is not torch.float16:  # all of it is done by loops
-            patch.setattr(Shard, "_rows", None)
+        patch.setattr(Shard, "_rows", None)  # all of it is done by loops
         with_loops = Node(algorithm, dtype).step(plan, weights, rounded)
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "_loops", {})
@@ -120,12 +119,46 @@ def test_loops_compute_what_torch_does(monkeypatch, algorithm, lr, decay, weight
 @pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
 def test_messages_of_16_bits_are_mixed(monkeypatch, algorithm, rounded):
-    """The loops read bfloat16; float16 is left to torch, and not read as the other."""
+    """Each as what it is, and not as the other."""
     for dtype, error in ((torch.float64, 1e-15), (torch.float32, 1e-6)):
         step = Step(3, 0.1, weight_decay=0.01)
         loops, torchs = both_ways(monkeypatch, algorithm, dtype, step, (), rounded)
         for a, b in zip(loops, torchs, strict=True):
             torch.testing.assert_close(a, b, rtol=error, atol=4 * error)
+
+
+@needs_loops
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16], ids=str)
+def test_every_value_of_16_bits_is_read_as_it_is(rounded, flushed):
+    """Zeros of both signs, the smallest, infinities; what is no number stays none. By vectors, and
+    one by one. Where denormals are flushed, those of float16 are none."""
+    values = torch.arange(1 << 16).to(torch.uint16).view(rounded)
+    wanted = values.float()
+    if flushed:
+        wanted[wanted.abs() < torch.finfo(torch.float32).tiny] = 0.0
+    for size in (1 << 16, 7):
+        for here, expected in zip(values.split(size), wanted.split(size), strict=True):
+            x, g, v = torch.zeros(3, len(here))
+            torch.set_flush_denormal(flushed)
+            step, state = Step(0, 0.1), {"v": v}
+            assert compiled.update(DecentLaM(0.0), [(-1.0, here[None])], x, [g], state, step)
+            torch.set_flush_denormal(False)
+            assert torch.equal(v.isnan(), expected.isnan())  # v = x - mix
+            assert torch.equal(v[~v.isnan()], expected[~v.isnan()])
+
+
+@needs_loops
+@pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16], ids=str)
+def test_equal_messages_of_16_bits_leave_the_whole_one_as_it_is(rounded):
+    node, plan = Node(DecentLaM(0.9), torch.float32), Plan(DecentLaM(0.9), Step(0, 0.1))
+    gradients, before = node.shard.cut(node.bucket.gradients()), node.shard.x.clone()
+    node.shard.state["v"].zero_()
+    node.shard.form(node.message, gradients, plan, look=True)
+    packet = node.message.to(rounded)
+    terms = [(1.0, node.message), (0.3, packet), (-0.3, packet.clone())]
+    node.shard.update(terms, gradients, plan, node.message)
+    assert torch.equal(node.shard.x, before - (before - node.message[0]))
 
 
 @needs_loops

@@ -24,6 +24,7 @@ from decentlam.algorithms.steady import SteadyDecentLaM
 HERE = Path(__file__).parent
 SOURCES = ("loops.c", "loops.h")
 LIBRARY = "loops.library"
+_KINDS = {torch.bfloat16: 1, torch.float16: 2}  # of terms; 0 has the precision of x
 _MOST_THREADS = 2  # a loop has one; with more, torch's operations take less time, if not less CPU
 
 
@@ -34,7 +35,7 @@ class Mix(ctypes.Structure):
         ("count", c_size_t),
         ("terms", POINTER(c_void_p)),
         ("weights", POINTER(c_double)),
-        ("bfloat16", POINTER(c_int)),
+        ("kinds", POINTER(c_int)),
     )
 
 
@@ -117,7 +118,7 @@ def update(
     """Mixes the terms, each (1, size), and makes x and state new, with weight decay for x. False,
     and nothing is done, where there is no loop for it."""
     found = _with_loops(algorithm)
-    whole = [term for _, term in terms if term.dtype is not torch.bfloat16]
+    whole = [term for _, term in terms if term.dtype not in _KINDS]
     if found is None or not terms or not _fit(x, *state.values(), *gradients, *whole):
         return False
     if not all(term.is_contiguous() for _, term in terms):
@@ -174,5 +175,5 @@ def _mix(terms: Sequence[tuple[float, Tensor]]) -> Mix:
         count,
         (c_void_p * count)(*(term.data_ptr() for _, term in terms)),
         (c_double * count)(*(weight for weight, _ in terms)),
-        (c_int * count)(*(term.dtype is torch.bfloat16 for _, term in terms)),
+        (c_int * count)(*(_KINDS.get(term.dtype, 0) for _, term in terms)),
     )

@@ -3,12 +3,13 @@
    All memory but g is that of a whole bucket, of which a loop takes `size` elements from `start` on;
    g has that many. */
 
-/* out = the weighted sum of the terms. Two terms of weight 1 together are a line between them, as
-   in torch.lerp: where both are equal, so is the mix. */
+/* out = the weighted sum of the terms, of at most BLOCK elements. Two terms of weight 1 together are
+   a line between them, as in torch.lerp: where both are equal, so is the mix. The same holds of what
+   a pair of nodes has with messages of 16 bits: the whole message, the other's and minus its own. */
 static inline void NAMED(mix)(REAL *restrict out, size_t start, size_t size, const Mix *mix) {
     const double *weights = mix->weights;
     const int line = mix->count == 2 && fabs(weights[0] + weights[1] - 1) < 1e-15;
-    if (line && !mix->bfloat16[0] && !mix->bfloat16[1]) {
+    if (line && mix->kinds[0] == WHOLE && mix->kinds[1] == WHOLE) {
         const REAL *restrict first = (const REAL *)mix->terms[0] + start;
         const REAL *restrict second = (const REAL *)mix->terms[1] + start;
         const REAL to_second = weights[1], to_first = 1 - weights[1];
@@ -20,18 +21,29 @@ static inline void NAMED(mix)(REAL *restrict out, size_t start, size_t size, con
                 out[i] = second[i] - to_first * (second[i] - first[i]);
         return;
     }
+    float theirs[BLOCK], own[BLOCK];
+    const int rounded = mix->count == 3 && weights[0] == 1 && weights[1] == -weights[2];
+    if (rounded && mix->kinds[0] == WHOLE && mix->kinds[1] != WHOLE && mix->kinds[2] != WHOLE) {
+        const REAL *restrict whole = (const REAL *)mix->terms[0] + start;
+        const REAL weight = weights[1];
+        widen(theirs, (const uint16_t *)mix->terms[1] + start, size, mix->kinds[1]);
+        widen(own, (const uint16_t *)mix->terms[2] + start, size, mix->kinds[2]);
+        for (size_t i = 0; i < size; i++)
+            out[i] = whole[i] + weight * ((REAL)theirs[i] - own[i]);
+        return;
+    }
     for (size_t i = 0; i < size; i++)
         out[i] = 0;
     for (size_t k = 0; k < mix->count; k++) {
         const REAL weight = weights[k];
-        if (mix->bfloat16[k]) {
-            const uint16_t *restrict term = (const uint16_t *)mix->terms[k] + start;
-            for (size_t i = 0; i < size; i++)
-                out[i] += weight * widened(term[i]);
-        } else {
+        if (mix->kinds[k] == WHOLE) {
             const REAL *restrict term = (const REAL *)mix->terms[k] + start;
             for (size_t i = 0; i < size; i++)
                 out[i] += weight * term[i];
+        } else {
+            widen(theirs, (const uint16_t *)mix->terms[k] + start, size, mix->kinds[k]);
+            for (size_t i = 0; i < size; i++)
+                out[i] += weight * theirs[i];
         }
     }
 }

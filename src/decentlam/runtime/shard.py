@@ -99,7 +99,7 @@ class Shard:
             here = step.at(sent=sent)
             if compiled.update(algorithm, terms, self.x, gradients, self.state, here):
                 return True
-        plain = dataclasses.replace(step, adaptive=False)
+        plain = dataclasses.replace(step, adaptive=False) if algorithm.layerwise else step
         weights, mixing = [w for w, _ in terms], [self._rows(t) for _, t in terms]
         own = None if sent is None or len(sent) > 1 else self._rows(sent)[0]
         new = [x for x, _ in self._cut] if into is None else into.split(self._sizes)
