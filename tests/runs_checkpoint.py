@@ -25,6 +25,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pmsgd": ("pmsgd", {}),
     "scaler": ("decentlam", {"topology": "ring", "overlap": False}),
     "2x2": ("decentlam", {"processes_per_node": 2}),
+    "float16": ("decentlam", {"topology": "ring", "message_dtype": torch.float16}),
+    "float16 into forward": (
+        "decentlam",
+        {"topology": "ring", "message_dtype": torch.float16, "overlap": "forward"},
+    ),
+    "bfloat16": ("decentlam", {"message_dtype": torch.bfloat16}),  # random pairs
+    "bfloat16 before the gradient": (
+        "awc-dmsgd",
+        {"topology": "ring", "message_dtype": torch.bfloat16},
+    ),
 }
 # The same runs resumed with other buckets.
 OTHER_BUCKETS = {"decentlam": 64, "2x2": 64}
@@ -161,6 +171,28 @@ def resume_on_two(directory: str, cases: list[str]) -> dict[str, Any]:
 
 
 ON_TWO = ["decentlam", "slowmo", "awc-dmsgd", "2x2", "slowmo alone"]
+
+
+def resume_with_other_choices(directory: str) -> dict[str, list[str]]:
+    """What is told when a run of topology="auto" goes on with this or that."""
+    run = build("decentlam", topology="auto")  # in shared memory, so that messages are whole
+    run.train(range(2))
+    decentlam.save_checkpoint(f"{directory}/automatic", **run.parts())
+    had = {"topology": run.optimizer.topology.name}
+    changes: dict[str, dict[str, Any]] = {
+        "the same": had,
+        "other buckets": {**had, "bucket_bytes": 64},
+        "16 bits": {"topology": "auto", "message_dtype": torch.float16},
+        "another topology": {"topology": "ring" if had["topology"] != "ring" else "complete"},
+    }
+    found = {"had": [had["topology"]]}
+    for name, options in changes.items():
+        again, warnings = build("decentlam", **options), Warnings()
+        logging.getLogger("decentlam.checkpoint").addHandler(warnings)
+        decentlam.load_checkpoint(f"{directory}/automatic", **again.parts())
+        logging.getLogger("decentlam.checkpoint").removeHandler(warnings)
+        found[name] = warnings.texts
+    return found
 
 
 def trained(case: str = "decentlam", steps: int = 3) -> Run:

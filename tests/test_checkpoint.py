@@ -18,6 +18,7 @@ from runs_checkpoint import (
     build,
     resume_and_run,
     resume_on_two,
+    resume_with_other_choices,
     run_and_save,
     tensors,
 )
@@ -88,6 +89,20 @@ def test_meta_says_what_was_saved(directory: Path, saved: Any) -> None:
         f"process-{r:05d}.{kind}" for r in range(4) for kind in ("json", "pt")
     ]
     assert sorted(p.name for p in directory.iterdir()) == sorted(CASES), "nothing is left behind"
+
+
+def test_a_run_that_goes_on_with_another_choice_says_so_and_how_to_keep_the_old_one(
+    tmp_path: Path,
+) -> None:
+    """The links are measured at every start, and the answer may be another one."""
+    told, of_others = runs.run_processes(resume_with_other_choices, 2, (str(tmp_path),))
+    (had,) = told["had"]
+    before = f"was saved with topology='{had}', message_dtype=None, bucket_bytes=None; from here on"
+    (bits,), (network,) = told["16 bits"], told["another topology"]
+    assert before in bits and "message_dtype=torch.float16" in bits
+    assert before in network and network.count("topology='") == 3  # both, and "auto"
+    assert told["the same"] == told["other buckets"] == []
+    assert not any(texts for name, texts in of_others.items() if name != "had")
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,7 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
         "method": type(optimizer.method).__name__,
         "algorithm": repr(optimizer.method),
         "runs": repr(optimizer.algorithm),  # the method, or a stable form of it
+        "chosen": _chosen(optimizer),
         "step": optimizer.param_groups[0]["step"],
         "num_nodes": optimizer.network.num_nodes,
         "processes_per_node": optimizer.network.processes_per_node,
@@ -160,6 +161,17 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+    }
+
+
+def _chosen(optimizer: DecentralizedOptimizer) -> dict[str, str]:
+    """What topology="auto" may have chosen, as arguments that choose it again."""
+    options = optimizer.runtime.options
+    name = options.topology if isinstance(options.topology, str) else options.topology.name
+    return {
+        "topology": repr(name),
+        "message_dtype": str(options.shortened),
+        "bucket_bytes": str(options.bucket_bytes),
     }
 
 
@@ -186,3 +198,19 @@ def _check_meta(
         counts = optimizer.network.rank == 0 and (several or name == "algorithm")
         if counts and meta[name] != here[name]:
             log.warning("the checkpoint was saved %s %s, here: %s", text, meta[name], here[name])
+    if optimizer.network.rank == 0 and several:
+        _compare(meta.get("chosen"), here["chosen"])
+
+
+def _compare(saved: object, here: dict[str, str]) -> None:
+    """Tells if the run goes on in another way than it was saved."""
+    if not isinstance(saved, dict) or saved == here:  # older checkpoints do not know
+        return
+    same_mix = all(saved.get(name) == here[name] for name in ("topology", "message_dtype"))
+    before, now = (", ".join(f"{k}={v}" for k, v in each.items()) for each in (saved, here))
+    log.log(
+        logging.INFO if same_mix else logging.WARNING,  # other buckets only round differently
+        "the checkpoint was saved with %s; from here on: %s. topology='auto' measures at every "
+        "start: to keep what the run had, pass the former to the optimizer",
+        *(before, now),
+    )
