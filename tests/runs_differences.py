@@ -29,10 +29,16 @@ HALF, INT8 = torch.float16, torch.int8
 BLOCK = 256
 
 
-def trajectory(process_group: Group, method: str, **options: Any) -> tuple[list[Tensor], int, str]:
+def trajectory(
+    process_group: Group, method: str, **options: Any
+) -> tuple[list[Tensor], tuple[int, int, list[int]], str]:
+    """The parameters after each step; bytes of the last step, of all, and elements of each bucket;
+    and the exchange."""
     node, model, optimizer = start(process_group, method, **options)
     steps = train(optimizer, model, node, range(STEPS))
-    return steps, optimizer.statistics.bytes_sent, type(optimizer.runtime.exchange).__name__
+    sizes = [len(bucket.x) for bucket in optimizer.runtime.buckets]
+    sent = optimizer.statistics.bytes_sent, optimizer.statistics.total_bytes_sent, sizes
+    return steps, sent, type(optimizer.runtime.exchange).__name__
 
 
 def in_batches(process_group: Group, **options: Any) -> tuple[list[Tensor], set[str]]:

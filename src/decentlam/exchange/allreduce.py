@@ -29,8 +29,7 @@ class AllReduce(Exchange):
         with exchange_errors(where, "everyone", self._timeout):
             work = dist.all_reduce(message, group=self._network.exact_group, async_op=True)
         terms = [(1.0 / self._network.num_nodes, message)]
-        receives = [("everyone", work)]
-        return Pending(where, self._timeout, self._network.is_nccl, terms, receives)
-
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        return int(message_bytes * Reach.EVERYONE.messages_sent(self._network.num_nodes, 0))
+        pending = Pending(where, self._timeout, self._network.is_nccl, terms, [("everyone", work)])
+        messages = Reach.EVERYONE.messages_sent(self._network.num_nodes, 0)
+        pending.bytes_sent = int(messages * message.nbytes)
+        return pending

@@ -47,6 +47,7 @@ class Pending:
     receives: list[tuple[str, Work]] = field(default_factory=list)  # from whom
     sends: list[tuple[str, Work]] = field(default_factory=list)  # to whom
     decode: Callable[[], None] | None = None  # what came over the wire becomes the terms
+    bytes_sent: int = 0
 
     def wait(self) -> Terms:
         """Blocks until everything this node waits for has arrived; the terms of the mix."""
@@ -133,10 +134,6 @@ class Exchange(ABC):
     def close(self) -> None:
         """No step comes any more."""
         return
-
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        """Bytes this process sends at a step, for messages of that total size."""
-        return 0
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the exchange itself holds for "messages" and for what is "received"."""

@@ -79,14 +79,6 @@ class Differences(Exchange):
         pending.terms += terms
         return pending
 
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        sent = self._inner.bytes_sent(message_bytes, step)
-        if not self._known_to:  # the first messages are whole
-            return sent
-        known = list(self._known_to.values())  # to which the worker may add
-        whole = known[0].element_size()
-        return sent * self._codec.packet_bytes(BLOCK) // (whole * BLOCK)
-
     def forget(self) -> None:
         self._known_of.clear()
         self._known_to.clear()
@@ -126,7 +118,7 @@ def check_differences(network: Network, topology: Topology) -> None:
         )
     instead = "use torch.float16, or try base-2 or ring"
     most = max(2, 2 * math.ceil(math.log2(network.num_nodes)))
-    partners = "partners drawn at random"
+    partners = "draws them at random"
     if topology.period is not None:
         met: list[set[int]] = [set() for _ in range(network.num_nodes)]
         for step in range(topology.period):
@@ -135,8 +127,8 @@ def check_differences(network: Network, topology: Topology) -> None:
         count = max(map(len, met))
         if count <= most:
             return
-        partners = f"{count} different neighbors"
+        partners = f"has {count} different ones"
     raise ValueError(
         "message_dtype=torch.int8 keeps two copies of the model for every neighbor that a node "
-        f"ever has, and {topology!r} gives it {partners}; {most} are allowed. Instead, {instead}"
+        f"ever has, at most {most} here; {topology!r} {partners}. Instead, {instead}"
     )

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentlam.algorithms import Reach
 from decentlam.exchange.base import Exchange, Pending, exchange_errors
 from decentlam.exchange.network import Network, connect
 from decentlam.topology import Topology, resolve
@@ -116,10 +115,6 @@ class Neighbors(Exchange):
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:
         return self.answer(bucket, dict.fromkeys(self.listeners(step), message))
 
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        peers = len(self.listeners(step))
-        return int(message_bytes * Reach.NEIGHBORS.messages_sent(self.network.num_nodes, peers))
-
     def memory_bytes(self) -> dict[str, int]:
         return {
             "messages": 0,
@@ -139,6 +134,7 @@ class Neighbors(Exchange):
     def answer(self, bucket: int, tensors: Tensors) -> Pending:
         """Sends each listener its tensor; what was expected is pending."""
         pending = self._expected.pop(bucket)
+        pending.bytes_sent = sum(tensor.nbytes for tensor in tensors.values())
         self.wire.send(bucket, tensors, pending)
         return pending
 

@@ -327,6 +327,7 @@ class Patience(Exchange):
             with self._errors(step, line), self._lines.changed:
                 self._lines.send(line, sent, bucket, message)
         pending = Pending(self._network.where(step, bucket), self._timeout)
+        pending.bytes_sent = message.nbytes * len(self._taking)
         pending.decode = partial(self._mix, pending, bucket, message, step)
         return pending
 
@@ -438,9 +439,6 @@ class Patience(Exchange):
 
     def close(self) -> None:
         self._lines.close()
-
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        return message_bytes * len(self._taking)
 
     def memory_bytes(self) -> dict[str, int]:
         """Messages: those that took the place of some that are still under way."""

@@ -25,13 +25,11 @@ class Rounded(Exchange):
         self._inner, self._dtype = inner, dtype
         self.threaded = inner.threaded
         self._buffers: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place; -1: own)
-        self._whole_bytes = dtype.itemsize  # of an element of a message
 
     def message(self, bucket: int, payloads: int) -> Tensor:
         return self._inner.message(bucket, payloads)
 
     def receive(self, bucket: int, message: Tensor, step: int) -> None:
-        self._whole_bytes = message.element_size()
         row, neighbors = self._inner.row(step), self._inner.neighbors(step)
         buffers = {j: self._buffer(bucket, k, message) for k, j in enumerate(neighbors)}
         pending = self._inner.expect(bucket, step, buffers)
@@ -49,10 +47,6 @@ class Rounded(Exchange):
         pending = self._inner.answer(bucket, dict.fromkeys(listeners, packet))
         pending.terms.append((-sum(row[j] for j in listeners), packet))
         return pending
-
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        sent = self._inner.bytes_sent(message_bytes, step)
-        return sent * self._dtype.itemsize // self._whole_bytes
 
     def memory_bytes(self) -> dict[str, int]:
         buffers = list(self._buffers.items())

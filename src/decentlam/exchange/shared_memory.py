@@ -11,7 +11,6 @@ from datetime import timedelta
 
 from torch import Tensor
 
-from decentlam.algorithms import Reach
 from decentlam.exchange.base import Exchange, Pending, exchange_errors
 from decentlam.exchange.network import Network
 from decentlam.exchange.shared_buffers import SETS, SharedBuffers
@@ -55,15 +54,12 @@ class SharedMemory(Exchange):
             formed = self._buffers.formed(rank, self._count, bucket)
             pending.receives.append((f"node {j}", formed))
         self._buffers.set_formed(self._count, bucket)
+        # As if they were sent.
+        pending.bytes_sent = message.nbytes * len(self._topology.listeners(node, step))
         return pending
 
     def end(self) -> None:
         self._buffers.set_used(self._count)
-
-    def bytes_sent(self, message_bytes: int, step: int) -> int:
-        """As if they were sent."""
-        peers = len(self._topology.listeners(self._network.node, step))
-        return int(message_bytes * Reach.NEIGHBORS.messages_sent(self._network.num_nodes, peers))
 
     def memory_bytes(self) -> dict[str, int]:
         return {"messages": self._buffers.nbytes(), "received": 0}

@@ -114,6 +114,11 @@ class Round:
         return self._finite
 
     @property
+    def bytes_sent(self) -> int:
+        """Of the message that is under way."""
+        return 0 if self._pending is None else self._pending.bytes_sent
+
+    @property
     def sent_early(self) -> bool:
         return self._phase is Phase.COLLECTING and self._pending is not None
 
@@ -171,7 +176,7 @@ class Round:
         if check and self._network.is_nccl:
             self._finite = finite.flag(self._gradients, self._finite)
             finite.leave_out(self._gradients, self._finite)
-        elif check and not plan.algorithm.needs_gradient:
+        elif check and self._looks_at_gradient(exchange, plan):
             self._refuse_gradients(plan)
         if self._pending is None and exchange.silent:
             self._pending = Pending()
@@ -273,6 +278,12 @@ class Round:
         elif not good:  # or a sum that overflowed: then there are no names
             names = self.shard.nonfinite_names(message)
             finite.refuse(self._network.node, plan.step.index, names)
+
+    def _looks_at_gradient(self, exchange: Exchange, plan: Plan) -> bool:
+        """Whether no look at a message would find what is not finite in it. One node alone has
+        nobody to keep it from, as in torch.optim."""
+        unsent = exchange.silent and self._network.num_nodes > 1
+        return unsent or not plan.algorithm.needs_gradient
 
     def _refuse_gradients(self, plan: Plan) -> None:
         """What is not finite must not come into the parameters, which are sent later."""

@@ -374,9 +374,7 @@ class Runtime:
 
     def _update(self, skipped: bool, waited_seconds: float) -> None:
         """Updates all buckets, or leaves that to the next forward."""
-        index, exchange = self.index, self.exchange
-        sizes = sum(round.shard.x.nbytes for round in self.rounds)
-        sent = exchange.bytes_sent(self.algorithm.payloads(index) * sizes, index)
+        index, sent = self.index, sum(round.bytes_sent for round in self.rounds)
         plans = [self._plan(round) for round in self.rounds]
         worker, later = self._worker, self._forward
         # From here on the step counts as taken, and `finish` completes it, also after Ctrl-C.
