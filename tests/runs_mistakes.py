@@ -82,23 +82,24 @@ def replaced_in_flight(process_group: Group) -> str:
     return message_of(optimizer.step)
 
 
-def copied_alone(process_group: Group, method: str) -> list[list[Tensor]]:
-    """One process alone copies its optimizer, which must not wait for others; then all do."""
+def copied_alone(process_group: Group, method: str) -> tuple[list[list[Tensor]], str]:
+    """All copy an optimizer, then one process alone, which must not wait for others, then all. What
+    is said of the last copy, whose messages would not meet; a new optimizer can be built."""
     node, model, optimizer = start(process_group, method)
     train(optimizer, model, node, range(2))
+    twin, theirs = copy.deepcopy((model, optimizer))
+    assert theirs.network is optimizer.network
     if node == 1:
         copy.deepcopy((model, optimizer))
         pickle.loads(pickle.dumps((model, optimizer)))
-        decentlam.runtime.build.next_tag()  # the others take two tags less; see below
-    else:
-        for _ in range(3):
-            decentlam.runtime.build.next_tag()
-    twin, theirs = copy.deepcopy((model, optimizer))
-    assert theirs.network is optimizer.network
-    return [
+    apart, late = copy.deepcopy((model, optimizer))
+    _, fresh, new = start(process_group, method)
+    train(new, fresh, node, range(2))
+    found = [
         train(optimizer, model, node, range(2, 5)),
         train(theirs, twin, node, range(2, 5)),
     ]
+    return found, message_of(lambda: train(late, apart, node, range(1)))
 
 
 def unpickled_subgroup(process_group: Group) -> str:
@@ -333,6 +334,41 @@ def not_finite_and_on(process_group: Group) -> list[str]:
         (quadratic_loss(model, node, 0) * scale).backward()
         said.append(message_of(optimizer.step))
     return said
+
+
+def not_finite_alone(process_group: Group) -> tuple[str, Tensor]:
+    """A step that sends nothing is refused, too: what it leaves is averaged later."""
+    node, model, optimizer = start(process_group, "slowmo", base="local", tau=4)
+    train(optimizer, model, node, range(1))
+    (quadratic_loss(model, node, 1) * (torch.nan if node == 1 else 1.0)).backward()
+    said = message_of(optimizer.step)
+    return said, flat(model)
+
+
+def frozen_with_gaps(process_group: Group) -> Tensor:
+    """A frozen parameter that is a part of a larger tensor; that is what others start with."""
+    node = dist.get_rank(process_group)
+    large = torch.full((4, 4), float(node))
+    part = nn.Parameter(large[:, :2], requires_grad=False)
+    parameters = [nn.Parameter(torch.ones(3)), part]
+    decentlam.DmSGD(parameters, LR, process_group=process_group)
+    return large
+
+
+def written_through_data(process_group: Group, first: int) -> str:
+    """From that step on, gradients are written to through `.data`."""
+    node, model, optimizer = start(process_group, "dmsgd", overlap="backward")
+
+    def go() -> None:
+        for step in range(first + 1):
+            optimizer.zero_grad()
+            quadratic_loss(model, node, step).backward()
+            if step == first:
+                for p in model.parameters():
+                    p.grad.data.mul_(2)
+            optimizer.step()
+
+    return message_of(go)
 
 
 def gradient_data(

@@ -129,9 +129,10 @@ def train(
     options: dict[str, Any],
     lr: float = LR,
     directory: str | None = None,
+    grows: bool = False,
     process_group: Any = None,
 ) -> list[Taken]:
-    """This node's steps; at the end all save a checkpoint, if there is a directory."""
+    """This node's steps; at the end all add a param group, or save a checkpoint, if told to."""
     model = runs.Quadratic()
     optimizer = runs.CLASSES[method](
         model.parameters(), lr=lr, topology=topology, process_group=process_group, **options
@@ -155,6 +156,10 @@ def train(
         used = len(node.neighbors(step)) - len(left_out)
         node.taken.append(Taken(step, left_out, used, runs.flat(model)))
     node.tell(f"done {node.rank}", node.step)
+    if grows:
+        optimizer.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
+        steps = optimizer.network.gather([group["step"] for group in optimizer.param_groups])
+        assert steps == [[max(map(max, steps))] * 2] * len(steps)
     if directory is not None:
         decentlam.save_checkpoint(directory, model=model, optimizer=optimizer)
         steps = optimizer.network.gather(node.step)

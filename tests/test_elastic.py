@@ -64,6 +64,12 @@ def test_a_pass_takes_every_sample_once() -> None:
     assert sorted(taken.tolist()) == list(range(12))
 
 
+@pytest.mark.parametrize(("samples", "batch"), [(0, 1), (10, 0), (10, -1), (10, 2.5), (True, 1)])
+def test_a_deal_of_nothing_is_refused(samples: object, batch: object) -> None:
+    with pytest.raises(ValueError, match="must be a whole number of 1 or more"):
+        Deal(samples, batch)
+
+
 def test_a_permutation_is_drawn_once_for_all_batches_of_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,6 +169,14 @@ def test_a_second_elastic_optimizer_is_refused_while_the_first_lives(
     assert run_of_one.read("facts") == facts
     del optimizer
     decentlam.DmSGD(second.parameters(), lr=0.1, elastic=True)
+
+
+def test_a_param_group_that_newcomers_would_not_know_is_refused(run_of_one: Membership) -> None:
+    model, more = torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)
+    optimizer = decentlam.DmSGD(model.parameters(), lr=0.1, elastic=True)
+    with pytest.raises(ValueError, match="all param groups are given when"):
+        optimizer.add_param_group({"params": list(more.parameters())})
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("error", [ExchangeError("a member died"), LaunchError("not let in")])

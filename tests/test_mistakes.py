@@ -56,6 +56,10 @@ for overlap in ("none", "backward"):
     scenarios.add(f"interrupted {overlap}", mistakes.interrupted, overlap=overlap)
 scenarios.add("not finite", mistakes.not_finite)
 scenarios.add("not finite and on", mistakes.not_finite_and_on)
+scenarios.add("not finite alone", mistakes.not_finite_alone)
+scenarios.add("frozen with gaps", mistakes.frozen_with_gaps)
+for first in range(3):
+    scenarios.add(f"written in step {first}", mistakes.written_through_data, first=first)
 for overlap in ("none", "backward", "auto"):
     for replaces in (False, True):
         scenarios.add(
@@ -251,8 +255,9 @@ def test_a_parameter_replaced_while_its_message_is_out_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["decentlam", "pmsgd", "slowmo"])
 def test_one_process_may_copy_its_optimizer_alone(method: str) -> None:
-    for ours, theirs in scenarios.outcomes(f"copied {method}"):
+    for (ours, theirs), said in scenarios.outcomes(f"copied {method}"):
         assert runs.same(ours, theirs)
+        assert said.startswith("ValueError") and "optimizers built or copied before" in said, said
 
 
 def test_an_optimizer_of_a_subgroup_is_not_moved_to_all_processes() -> None:
@@ -411,3 +416,21 @@ def test_a_cpu_run_in_a_group_with_two_backends_is_not_taken_for_nccl(
 def test_weights_that_a_script_puts_in_place_for_a_while_reach_no_neighbor() -> None:
     for plain, swapped in scenarios.outcomes("swapped aside"):
         assert torch.equal(plain, swapped)
+
+
+def test_what_is_not_finite_is_refused_in_a_step_that_sends_nothing() -> None:
+    for node, (said, x) in enumerate(scenarios.outcomes("not finite alone")):
+        assert ("became NaN or infinite" in said) == (node == 1), said
+        assert x.isfinite().all()
+
+
+def test_a_frozen_parameter_with_gaps_in_memory_starts_equal_and_alone() -> None:
+    for node, large in enumerate(scenarios.outcomes("frozen with gaps")):
+        assert torch.equal(large[:, :2], torch.zeros(4, 2))
+        assert torch.equal(large[:, 2:], torch.full((4, 2), float(node)))
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_writes_through_data_are_noticed_in_the_first_three_steps(first: int) -> None:
+    for error in scenarios.outcomes(f"written in step {first}"):
+        assert error.startswith("StaleMessageError"), error

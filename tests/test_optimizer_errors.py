@@ -126,3 +126,58 @@ def test_wrong_state_is_refused() -> None:
     saved = decentlam.DecentLaM(small.parameters(), lr=0.1).state_dict()
     with pytest.raises(ValueError, match="shape"):
         decentlam.DecentLaM(large.parameters(), lr=0.1).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_a_param_group_that_is_refused_leaves_nothing_behind(dtype: torch.dtype) -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=dtype))
+    optimizer = decentlam.DecentLaM([first], lr=0.1, message_dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"float64|complex"):
+        optimizer.add_param_group({"params": [second]})
+    assert [group["params"] for group in optimizer.param_groups] == [[first]]
+    first.sum().backward()
+    optimizer.step()
+    assert torch.equal(first.detach(), torch.full((2,), 0.9))
+
+
+def test_a_state_that_is_refused_leaves_everything_as_it_was() -> None:
+    def trained(size: int, lr: float) -> Any:
+        p = nn.Parameter(torch.ones(size))
+        optimizer = decentlam.DecentLaM([p], lr=lr)
+        p.sum().backward()
+        optimizer.step()
+        return optimizer
+
+    ours, theirs = trained(2, lr=0.1), trained(3, lr=9.0)
+    before = ours.state_dict()
+    with pytest.raises(ValueError, match="Is it of the same model"):
+        ours.load_state_dict(theirs.state_dict())
+    after = ours.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for name, value in before["state"][0].items():
+        assert torch.equal(after["state"][0][name], value)
+    (p,) = ours.param_groups[0]["params"]
+    ours.step()  # with lr 0.1 and the momentum of before
+    torch.testing.assert_close(p.detach(), torch.full((2,), 1 - 0.1 - 0.19))
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        (decentlam.PmSGD, {"lars": False}),
+        (decentlam.DSGD, {"momentum": 0.9}),
+        (decentlam.SlowMo, {"tau": 3}),
+        (decentlam.DecentLaM, {"maximize": True}),
+        (decentlam.DecentLaM, {"dampening": 0.1}),
+    ],
+)
+def test_what_a_group_cannot_set_for_itself_is_refused(method: Any, given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=f"a param group sets {name}, .* may set lr, weight_decay"):
+        method([{"params": [nn.Parameter(torch.ones(2))], **given}], lr=0.1)
+
+
+def test_what_torchs_sgd_writes_into_its_groups_is_taken() -> None:
+    p = nn.Parameter(torch.ones(2))
+    groups = torch.optim.SGD([p], lr=0.1, momentum=0.9).param_groups
+    assert decentlam.DecentLaM(groups, lr=0.2).param_groups[0]["lr"] == 0.1

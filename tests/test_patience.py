@@ -25,7 +25,16 @@ LATE = {
 }
 
 
-def add(run, course, method="dmsgd", topology="ring", lr=runs_patience.LR, saves=None, **options):
+def add(
+    run,
+    course,
+    method="dmsgd",
+    topology="ring",
+    lr=runs_patience.LR,
+    saves=None,
+    grows=False,
+    **options,
+):
     four.add(
         run,
         runs_patience.train,
@@ -36,6 +45,7 @@ def add(run, course, method="dmsgd", topology="ring", lr=runs_patience.LR, saves
         options={"bucket_bytes": 200, **options},
         lr=lr,
         directory=saves,
+        grows=grows,
     )
 
 
@@ -54,7 +64,7 @@ add("stopped", runs_patience.stopped, heartbeat_seconds=ALWAYS, **PATIENCE)
 add("gossip", runs_patience.late_once, lr=0.0, **PATIENCE)
 saved = tempfile.TemporaryDirectory()
 add("counting", runs_patience.count, saves=saved.name, **PATIENCE)
-add("always slow", runs_patience.always_slow, **PATIENCE)
+add("always slow", runs_patience.always_slow, grows=True, **PATIENCE)
 
 
 @pytest.mark.parametrize("name", LATE)

@@ -22,7 +22,7 @@ from decentlam.membership.generations import Change, Membership
 from decentlam.options import OptimizerOptions, Options
 from decentlam.runtime import build, elastic, evaluation
 from decentlam.runtime.agreement import check_agreement, facts_of
-from decentlam.runtime.groups import check_saved, prepare
+from decentlam.runtime.groups import PAST, check_saved, prepare
 from decentlam.runtime.runtime import Runtime
 from decentlam.runtime.statistics import StepStatistics
 from decentlam.topology import Topology
@@ -74,10 +74,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._runtime: Runtime | None = None
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **algorithm.hyper()})
         Joinable.__init__(self)
-        self._tag = build.next_tag()
         network = build.join(
-            self.param_groups, algorithm, self._options, self._tag, process_group, self._buffers()
+            self.param_groups, algorithm, self._options, process_group, self._buffers()
         )
+        self._tag, self._copied = build.agreed_tag(network, self._options.elastic), False
         self._membership = elastic.membership() if self._options.elastic else None
         if self._membership is not None:
             self._membership.use_optimizer(self)
@@ -166,6 +166,14 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _check_same_form(self) -> None:
         chosen = {"stable form": f"{self.algorithm!r} on {self.topology!r}"}
         check_agreement(self.network, chosen)
+
+    def _check_copied_alike(self) -> None:
+        """Before a copy's first message: copies ask nobody when they are made, and one process may
+        have made one alone. Messages of other numbers would never meet."""
+        if self._copied:
+            self._copied = False
+            made = {"number of optimizers built or copied before": self._tag}
+            check_agreement(self.network, made)
 
     def _check_rebuildable(self) -> None:
         """In nodes of several processes the state belongs to buckets, which must stay the same."""
@@ -262,21 +270,31 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         if self._runtime is None:  # called by torch's own constructor
             super().add_param_group(param_group)
             return
+        if self._options.elastic:
+            raise ValueError(
+                "with elastic=True all param groups are given when the optimizer is built: one "
+                "that is added later would be unknown to newcomers. Give parameters that join "
+                "later from the start, with requires_grad=True and lr=0 until then"
+            )
         self.runtime.check_between_steps("add a param group")
         self._check_rebuildable()
+        self.runtime.catch_up()
         self.runtime.recall_messages()
-        known = ("step", "previous_lr", "sync_lr")  # of another optimizer, if it was there
+        known = ("step", *PAST)  # of another optimizer, if it was there
+        before = len(self.param_groups)
         super().add_param_group({k: v for k, v in param_group.items() if k not in known})
-        build.check_parameters(self.param_groups)
-        prepare(self.param_groups, self._method, self.param_groups[0]["step"])
-        check_agreement(
-            self.network, facts_of(self._method, self._options, self.param_groups, self._tag)
-        )
-        options = self._options
-        if build.trained_dtypes(self.param_groups) != {torch.float32}:  # 16 bits are not for these
-            options = dataclasses.replace(options, message_dtype=self._asked_dtype)
-        self._build(self.network, options, self.statistics)
-        build.start_equal(self.runtime, self.param_groups, len(self.param_groups) - 1)
+        try:
+            build.check_parameters(self.param_groups)
+            prepare(self.param_groups, self._method, self.param_groups[0]["step"])
+            check_agreement(self.network, facts_of(self._method, self._options, self.param_groups))
+            options = self._options
+            if build.trained_dtypes(self.param_groups) != {torch.float32}:  # 16 bits: not for these
+                options = dataclasses.replace(options, message_dtype=self._asked_dtype)
+            self._build(self.network, options, self.statistics)
+        except BaseException:
+            del self.param_groups[before:]  # nothing has changed
+            raise
+        build.start_equal(self.runtime, self.param_groups, before)
 
     def state_dict(self) -> dict[str, Any]:
         self.runtime.check_state("take the state")
@@ -286,8 +304,15 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self.runtime.check_between_steps("load a state")
         check_saved(state_dict["param_groups"], self.param_groups)
         self.runtime.recall_messages()
-        super().load_state_dict(state_dict)
-        self.runtime.use_groups(self.param_groups)  # torch has made a new list of them
+        before = self.param_groups, self.state
+        super().load_state_dict(state_dict)  # torch makes new lists of both
+        try:
+            for round in self.runtime.rounds:
+                round.shard.check_state(self.state)
+        except ValueError:
+            self.param_groups, self.state = before
+            raise
+        self.runtime.use_groups(self.param_groups)
         for round in self.runtime.rounds:
             round.shard.load_state({p: self.state.get(p, {}) for p in round.bucket.params})
         self._show_state()
@@ -313,7 +338,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self._model = None
             # A copy may be one process's own idea: it must not ask others.
             self._shares, self._link = False, None
-            self._tag = build.next_tag()
+            self._tag, self._copied = build.next_tag(), True
             self._options = dataclasses.replace(self._options, elastic=False)  # a run has one
             self._asked_dtype = self._options.message_dtype
             device = build.check_parameters(self.param_groups)
@@ -418,8 +443,8 @@ def _checked(model: object) -> nn.Module | None:
 
 
 def _notify(optimizer: DecentralizedOptimizer | None) -> None:
-    if optimizer is not None:
-        Join.notify_join_context(optimizer)
+    if optimizer is not None and Join.notify_join_context(optimizer) is None:
+        optimizer._check_copied_alike()
 
 
 class _AnswerNeighbors(JoinHook):

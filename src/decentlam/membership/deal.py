@@ -45,6 +45,12 @@ class Deal:
     batch: int
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"Deal: {name} must be a whole number of 1 or more, got {value!r}")
+
     def indices(self, place: Place) -> Tensor:
         """The samples that a node takes at a step, (batch,) int64."""
         return self.batch_at(self.position(place))

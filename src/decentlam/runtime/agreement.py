@@ -16,11 +16,12 @@ import torch
 from decentlam.algorithms import Algorithm
 from decentlam.exchange.network import Network
 from decentlam.options import Options
+from decentlam.runtime.groups import PAST
 from decentlam.topology import Topology
 
 
 def facts_of(
-    method: Algorithm, options: Options, groups: Sequence[Mapping[str, Any]], tag: int
+    method: Algorithm, options: Options, groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, object]:
     """What every process must have alike, named so that a difference explains itself."""
     facts: dict[str, object] = {
@@ -40,9 +41,8 @@ def facts_of(
             described = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
             facts[f"parameter {k} of group {i}"] = described.strip()
         for name, value in group.items():
-            if name not in ("params", "param_names"):
+            if name not in ("params", "param_names", *PAST):
                 facts[f"{name} of group {i}"] = value
-    facts["first message tag (other optimizers were built before)"] = tag
     return facts
 
 

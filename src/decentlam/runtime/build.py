@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -66,23 +65,35 @@ from decentlam.topology import Topology, resolve
 
 log = logging.getLogger(__name__)
 
-_tags = itertools.count(1)  # keeps optimizers apart, and from the script's own messages (tag 0)
-_TAGS_EACH = 1 << 14
+_TAGS_EACH = 1 << 14  # keep optimizers apart, and from the script's own messages (tag 0)
+_ELASTIC = 1  # the number of the one optimizer that an elastic run has
+_built = _ELASTIC  # the number of the last other one
 _GLANCE_SECONDS = 0.5  # for a look at the links, where the topology does not depend on it
 
 State = Mapping[Tensor, Mapping[str, Any]]
 
 
 def next_tag() -> int:
-    """The first tag of the messages of a new optimizer."""
-    return next(_tags) * _TAGS_EACH
+    """The first tag of the messages of a copy, which asks nobody."""
+    global _built
+    _built += 1
+    return _built * _TAGS_EACH
+
+
+def agreed_tag(network: Network, elastic: bool) -> int:
+    """The first tag of the messages of a new optimizer, the same on all processes: one of them may
+    have copied an optimizer alone, or failed to build one."""
+    if elastic:  # newcomers were not there when the others agreed
+        return _ELASTIC * _TAGS_EACH
+    global _built
+    _built = max(network.gather(_built + 1))
+    return _built * _TAGS_EACH
 
 
 def join(
     groups: Sequence[ParamGroup],
     method: Algorithm,
     options: Options,
-    tag: int,
     process_group: dist.ProcessGroup | None,
     buffers: Sequence[Tensor],
 ) -> Network:
@@ -98,7 +109,7 @@ def join(
     if Reach.NEIGHBORS in reaches(method):
         check_device(plain)
     watch.use_limit(options.heartbeat_seconds)
-    facts = facts_of(method, options, groups, tag)
+    facts = facts_of(method, options, groups)
     facts["buffers"] = [f"{tuple(buffer.shape)} {buffer.dtype}" for buffer in buffers]
     if options.elastic:
         check_same_run(membership(), facts)
@@ -318,11 +329,15 @@ def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int
     source = dist.get_global_rank(group, 0)
     flat = [bucket.x for bucket in runtime.buckets if bucket.group >= first_group]
     frozen = [p.data for g in groups[first_group:] for p in g["params"] if not p.requires_grad]
+    dense = [p.contiguous() for p in frozen]  # gloo sends memory as it lies, gaps included
     with runtime.network.errors():
-        works = [dist.broadcast(x, source, group=group, async_op=True) for x in [*flat, *frozen]]
+        works = [dist.broadcast(x, source, group=group, async_op=True) for x in [*flat, *dense]]
         for work in works:
             assert work is not None
             work.wait()
+    for p, values in zip(frozen, dense, strict=True):
+        if values is not p:
+            p.copy_(values)
     for round in runtime.rounds:
         if round.bucket.group >= first_group:
             round.shard.load_state({})  # a state that begins at x begins at this one

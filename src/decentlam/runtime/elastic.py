@@ -63,7 +63,7 @@ def check_same_run(run: Membership, facts: Mapping[str, object]) -> None:
 
 def _static(key: str) -> bool:
     """Whether it stays the same as long as the run lasts."""
-    return key.startswith("parameter ") or not ("of group" in key or "message tag" in key)
+    return key.startswith("parameter ") or "of group" not in key
 
 
 def fitting(topology: str, num_nodes: int) -> str:

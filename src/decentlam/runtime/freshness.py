@@ -31,8 +31,7 @@ class Freshness:
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self._params = params
-        self._steps = -1
-        self.reset()
+        self._steps = -1  # `reset` begins the first one
 
     def reset(self) -> None:
         self._steps += 1

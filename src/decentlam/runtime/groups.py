@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor
 from decentlam.algorithms import Algorithm, Step, check_lr, check_number, lr_ratio
 
 ParamGroup = dict[str, Any]
+PAST = ("previous_lr", "sync_lr")  # what a group remembers of steps it took
+_SGD = {"dampening": 0, "maximize": False}  # of torch's SGD, which no method here has
 
 
 def named_parameters(groups: Iterable[ParamGroup]) -> Iterator[tuple[str, Tensor]]:
@@ -26,10 +29,25 @@ def prepare(groups: Iterable[ParamGroup], method: Algorithm, step: int = 0) -> N
     for group in groups:
         check_lr(group["lr"])
         check_number("weight_decay", group["weight_decay"])
+        _check_keys(group, method)
         group["method"] = type(method).__name__
         group.setdefault("step", step)
         group.setdefault("previous_lr", None)
         group.setdefault("sync_lr", None)  # of the last step that reached everyone
+
+
+def _check_keys(group: ParamGroup, method: Algorithm) -> None:
+    """Refuses what a group sets for itself and the method would not look at."""
+    own = method.hyper()
+    fields = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    ignored = (fields | {"momentum", "nesterov"}) & group.keys() - own.keys()
+    ignored |= {name for name, usual in _SGD.items() if group.get(name, usual) != usual}
+    if ignored:
+        allowed = ", ".join(["lr", "weight_decay", *own])
+        raise ValueError(
+            f"a param group sets {', '.join(sorted(ignored))}, which {type(method).__name__} has "
+            f"for all groups alike or not at all; a group may set {allowed} for itself"
+        )
 
 
 def step_of(group: ParamGroup, skip: bool = False) -> Step:

@@ -206,22 +206,29 @@ class Shard:
         for name, values in whole.items():
             self.state[name].copy_(values[self.place])
 
+    def check_state(self, saved: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Refuses state of other shapes."""
+        for p, views in self.state_views():
+            for name, view in views.items():
+                value = saved.get(p, {}).get(name)
+                if value is not None and value.shape != view.shape:
+                    raise ValueError(
+                        f"state {name!r} has shape {tuple(value.shape)}, here it is "
+                        f"{tuple(view.shape)}. Is it of the same model? With processes_per_node "
+                        "above 1, it and bucket_bytes must be the same, too; "
+                        "decentlam.load_checkpoint needs neither."
+                    )
+
     def load_state(self, saved: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
         """Takes over what was saved; what was not is as at the start of a run from here."""
+        self.check_state(saved)
         for name, fresh in self._init(self.x).items():
             self.state[name].copy_(fresh)
         for p, views in self.state_views():
             for name, view in views.items():
                 value = saved.get(p, {}).get(name)
-                if value is None:
-                    continue
-                if value.shape != view.shape:
-                    raise ValueError(
-                        f"state {name!r} has shape {tuple(value.shape)}, here it is "
-                        f"{tuple(view.shape)}; it was saved with another bucket_bytes or "
-                        "processes_per_node. Use the same, or decentlam.load_checkpoint."
-                    )
-                view.copy_(value)
+                if value is not None:
+                    view.copy_(value)
 
     def _by_parameter(
         self, flat: Mapping[str, Tensor]
