@@ -139,6 +139,14 @@ def scaler_with_overlap(process_group: Group) -> str:
     return message_of(lambda: scaler(process_group, "decentlam", overlap=True))
 
 
+def scaler_in_some(process_group: Group) -> str:
+    """Nodes of two processes, of which only the first has a GradScaler."""
+    node, model, optimizer = start(process_group, "decentlam", overlap=False, processes_per_node=2)
+    grad_scaler = torch.amp.GradScaler("cpu", enabled=node % 2 == 0)
+    grad_scaler.scale(quadratic_loss(model, node, 0)).backward()
+    return message_of(lambda: grad_scaler.step(optimizer))
+
+
 def autocast(process_group: Group, overlap: bool) -> tuple[Tensor, list[float], list[str]]:
     """bfloat16 compute on float32 parameters: last parameters, losses, dtypes of the parameters."""
     node = dist.get_rank(process_group)

@@ -117,6 +117,7 @@ for method in SCALED:
     scenarios.add(f"scaler {method}", runs_gradients.scaler, method=method)
 scenarios.add("scaler unscaled", runs_gradients.scaler, method="decentlam", unscale=True)
 scenarios.add("scaler overlap", runs_gradients.scaler_with_overlap)
+scenarios.add("scaler in some", runs_gradients.scaler_in_some)
 
 
 def overflowed(node: int, step: int) -> bool:
@@ -145,6 +146,11 @@ def test_scaler_with_overlap_is_refused_with_the_cure() -> None:
     for error in scenarios.outcomes("scaler overlap"):
         assert error.startswith("StaleMessageError: GradScaler with overlap")
         assert "overlap='none'" in error and "bfloat16" in error
+
+
+def test_scaler_in_some_processes_of_a_node_is_refused_by_all_of_them() -> None:
+    for rank, error in enumerate(scenarios.outcomes("scaler in some")):
+        assert error.startswith(f"RuntimeError: node {rank // 2}: 1 of its 2 processes"), error
 
 
 for overlap in (True, False):

@@ -33,9 +33,11 @@ def refuse(node: int, step: int, names: Sequence[str]) -> None:
 
 
 def flag(tensors: Sequence[Tensor], earlier: Tensor | None) -> Tensor:
-    """Whether these, and what was flagged earlier, are finite, as a tensor on their device."""
+    """Whether these, and what was flagged earlier, are finite; a tensor on the first's device."""
     norms = [torch.linalg.vector_norm(t, ord=math.inf) for t in tensors]
-    largest = norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+    largest = norms[0]
+    if len(norms) > 1:
+        largest = torch.stack([n.to(largest.device) for n in norms]).amax()
     finite = largest.isfinite()
     return finite if earlier is None else finite & earlier
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentlam.exchange.network import Network
 from decentlam.runtime import within_node
-from decentlam.runtime.finite import all_finite
+from decentlam.runtime.finite import all_finite, flag
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,25 @@ class WholeGradient:
     def unscale(self, found_inf: Tensor | None, scale: Tensor | None) -> bool:
         """Divides by what a GradScaler multiplied the loss with; False if a gradient overflowed, so
         that the step must leave it out."""
-        if self._any(found_inf is not None and float(found_inf) > 0):
+        if self.step == 0:
+            self._check_scaler(found_inf is not None)
+        if found_inf is None:  # no scaler: nobody looks, and nobody in the node asks
+            return True
+        if self._any(found_inf):
             return False
         if scale is not None:
+            inverse = scale.double().reciprocal()  # by the device: float(scale) would be a look
             for g in self.tensors:
-                g.mul_(1.0 / float(scale))
+                g.mul_(inverse.to(g.device))
         return True
 
     def finite(self) -> bool:
         """Whether all of it is finite; says so in the log if it is not."""
-        if self._any(not all(all_finite(g) for g in self.tensors)):
+        if self._on_gpu:
+            bad = ~flag(self.tensors, None)
+        else:  # a look costs nothing here, and a sum less than a norm
+            bad = torch.tensor(not all(map(all_finite, self.tensors)))
+        if self._any(bad):
             text = "node %d, step %d: gradient is NaN or infinite, left out"
             log.warning(text, self.network.node, self.step)
             return False
@@ -55,20 +64,38 @@ class WholeGradient:
         norms = [torch.linalg.vector_norm(g) for g in self.tensors]
         squares = torch.stack([n.to(norms[0].device) for n in norms]).double().square()
         factor = max_norm / (squares.sum().sqrt() + 1e-6)
-        if self.network.is_nccl:  # without a look, for which the host would wait
+        if self._on_gpu:  # without a look, for which the host would wait
             for g in self.tensors:
                 g.mul_(factor.clamp(max=1.0).to(g.device))
         elif factor.item() < 1.0:
             for g in self.tensors:
                 g.mul_(factor.item())
 
-    def _any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process of this node."""
+    @property
+    def _on_gpu(self) -> bool:
+        """Whether the host would wait for a device at every look at a value."""
+        return self.network.is_nccl or self.tensors[0].is_cuda
+
+    def _check_scaler(self, given: bool) -> None:
+        """Refuses a GradScaler in some processes of this node: only they would ask the others
+        whether a gradient overflowed, and wait. Asked once, as whoever asks looks."""
         if self.network.intra_node_group is None:
-            return flag
-        flags = torch.tensor(float(flag), device=self.network.control_device)
-        self._sum(flags)
-        return flags.item() > 0
+            return
+        scalers = torch.full((), float(given), device=self.network.device)
+        self._sum(scalers)
+        found, processes = int(scalers.item()), self.network.processes_per_node
+        if found not in (0, processes):
+            raise RuntimeError(
+                f"node {self.network.node}: {found} of its {processes} processes step with a "
+                "GradScaler; call scaler.step(optimizer) in all processes of a node, or in none"
+            )
+
+    def _any(self, here: Tensor) -> bool:
+        """Whether it is set here or in another process of this node; one look."""
+        if self.network.intra_node_group is not None:
+            here = here.to(self.network.device, torch.float32, copy=True)
+            self._sum(here)
+        return here.item() > 0
 
     def _sum(self, tensor: Tensor) -> None:
         """Over the processes of this node, in place."""
