@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import pickle
+import re
 import unittest.mock
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import runs
 import runs_nodes
@@ -21,52 +23,127 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import decentlam
+from decentlam.algorithms import compiled
 from decentlam.analysis.cost import links
 from decentlam.analysis.cost.links import _Meter
+from decentlam.exchange.allreduce import AllReduce
+from decentlam.exchange.base import Pending
+from decentlam.exchange.neighbors import NcclWire
 from decentlam.exchange.network import Network, _connected, connect
+from decentlam.runtime import bucket, freshness
 
-Post = tuple[str, str, tuple[Any, ...]]  # communicator, what, details
-COLLECTIVES = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast")
+Place = tuple[int, int]  # step and bucket
+
+
+class Post(NamedTuple):
+    """What a process asks of a communicator."""
+
+    group: str
+    what: str  # "batch", or the name of a collective
+    facts: tuple[Place | None, tuple[Any, ...]]
+
+    @property
+    def place(self) -> Place | None:
+        """Of a message, or of an exact average over all nodes."""
+        return self.facts[0]
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """(shape, dtype); of a batch (way, peer, shape, dtype) for each that is sent or received"""
+        return self.facts[1]
+
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "broadcast",
+    "reduce_scatter_tensor",
+)
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Inside, parameters on a CPU are treated as on a GPU: torch's operations do all of the work,
+    every gradient is gathered in its bucket, and nobody compares the values of the first steps."""
+    with (
+        unittest.mock.patch.object(compiled, "_loops", {}),
+        unittest.mock.patch.object(bucket, "_LARGE", 1 << 62),
+        unittest.mock.patch.object(freshness, "_VALUED", 0),
+    ):
+        yield
 
 
 @contextlib.contextmanager
 def batched() -> Iterator[list[Post]]:
     """Inside, every group counts as NCCL's; collects what is posted, in order."""
     posts: list[Post] = []
-    before = {name: getattr(dist, name) for name in (*COLLECTIVES, "batch_isend_irecv")}
-    is_nccl = Network.is_nccl
+    place: list[Place | None] = [None]  # of what is being posted
+    numbers = itertools.count()
 
-    def noted(name: str) -> Callable[..., Any]:
-        def collective(tensor: Any, *args: Any, group: Any = None, **options: Any) -> Any:
+    def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def post(tensor: Any, *args: Any, group: Any = None, **options: Any) -> Any:
             rest = [a for a in args if not isinstance(a, dist.ProcessGroup)]
             group = next((a for a in args if isinstance(a, dist.ProcessGroup)), group)
-            posts.append((_name(group), name, tuple(tensor.shape)))
-            return before[name](tensor, *rest, group=group, **options)
+            size = _size(tensor[0] if isinstance(tensor, list) else tensor)
+            posts.append(Post(_name(group), collective.__name__, (place[0], size)))
+            return collective(tensor, *rest, group=group, **options)
 
-        return collective
+        return post
 
-    def batch(operations: list[dist.P2POp]) -> Any:
-        facts = tuple(
-            ("send" if o.op is dist.isend else "receive", o.peer, tuple(o.tensor.shape))
-            for o in operations
-        )
-        posts.append((_name(operations[0].group), "batch", facts))
-        return before["batch_isend_irecv"](operations)
+    def noted_batch(batch: Callable[..., Any]) -> Callable[..., Any]:
+        def post(operations: list[dist.P2POp]) -> Any:
+            ways = ["send" if o.op is dist.isend else "receive" for o in operations]
+            sizes = tuple(
+                (w, o.peer, *_size(o.tensor)) for w, o in zip(ways, operations, strict=True)
+            )
+            posts.append(Post(_name(operations[0].group), "batch", (place[0], sizes)))
+            return batch(operations)
 
-    for name in COLLECTIVES:
-        setattr(dist, name, noted(name))
-    dist.batch_isend_irecv = batch
-    Network.is_nccl = property(lambda network: network.group is not None)  # type: ignore
-    try:
+        return post
+
+    def placed(function: Callable[..., Any], where: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            place[0] = where(*args)
+            try:
+                return function(*args)
+            finally:
+                place[0] = None
+
+        return call
+
+    places = {
+        NcclWire: ("send", lambda wire, bucket, tensors, pending: _place(pending, bucket)),
+        AllReduce: ("send", lambda exchange, bucket, message, step: (step, bucket)),
+        _Meter: ("exchange", lambda meter, number, size: (next(numbers), 0)),
+    }
+    with as_on_a_gpu(), contextlib.ExitStack() as stack:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(unittest.mock.patch.object(owner, name, value))
+
+        for name in COLLECTIVES:
+            replace(dist, name, noted(getattr(dist, name)))
+        replace(dist, "batch_isend_irecv", noted_batch(dist.batch_isend_irecv))
+        for owner, (name, where) in places.items():
+            replace(owner, name, placed(getattr(owner, name), where))
+        replace(Network, "is_nccl", property(lambda network: network.group is not None))
         yield posts
-    finally:
-        Network.is_nccl = is_nccl  # type: ignore[method-assign]
-        for name, function in before.items():
-            setattr(dist, name, function)
+
+
+def _place(pending: Pending, bucket: int) -> Place:
+    """Step and bucket of a message, as errors tell them."""
+    found = re.search(r"step (\d+), bucket (\d+)", pending.where)
+    assert found is not None and int(found[2]) == bucket
+    return int(found[1]), bucket
 
 
 def _name(group: Any) -> str:
     return (group or dist.group.WORLD).group_name
+
+
+def _size(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(tensor.shape), str(tensor.dtype)
 
 
 def trained(method: str, steps: int, options: dict[str, Any]) -> tuple[list[Tensor], list[Post]]:
@@ -80,10 +157,29 @@ def in_nodes(method: str, options: dict[str, Any]) -> tuple[list[Tensor], list[P
         return runs_nodes.trajectory(dist.group.WORLD, method, **options), posts
 
 
-class Looks(TorchDispatchMode):
-    """Counts what would wait for a GPU: every look at a value."""
+def rounded(
+    method: str, dtype: torch.dtype, options: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor], list[Post]]:
+    """Messages of 16 bits by gloo's branch and by NCCL's, with the same arithmetic."""
+    options = {**options, "message_dtype": dtype, "shared_memory": False}
+    with as_on_a_gpu():
+        plain = runs.train_quadratic(method, 6, options)
+    return (plain, *trained(method, 6, options))
 
-    NAMES = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_to_copy")
+
+def left_out(
+    process_group: Group, how: str, per_node: int
+) -> tuple[list[Tensor], list[bool], list[Post]]:
+    """The gradient of process 3 is bad at step 2, as a GradScaler or nonfinite="skip" find it."""
+    with batched() as posts:
+        return (*runs_nodes.bad_gradient(process_group, per_node, how), posts)
+
+
+class Looks(TorchDispatchMode):
+    """Counts what would wait for a GPU: every look at a value. Copies between host and device
+    cannot be seen here; on fake tensors they are errors."""
+
+    NAMES = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select")
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,28 +187,28 @@ class Looks(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         name = function.overloadpacket.__name__
-        if name in self.NAMES and not (kwargs or {}).get("non_blocking"):
-            self.found[name] += 1
+        self.found[name] += name in self.NAMES
         return function(*args, **(kwargs or {}))
 
 
-def looks(method: str, topology: str) -> dict[str, int]:
-    """In backward and step, once the first two steps are over, which look for equal data."""
+def looks(method: str, options: dict[str, Any], scaled: bool) -> list[dict[str, int]]:
+    """In backward and step(), of each step after the first two, which look for equal data."""
     with batched():
         model = runs.Quadratic(seed=dist.get_rank())
         optimizer = runs.CLASSES[method](
-            model.parameters(), lr=0.01, topology=topology, bucket_bytes=100, stable="ignore"
+            model.parameters(), lr=0.01, bucket_bytes=200, stable="ignore", **options
         )
-        found: Counter[str] = Counter()
-        for step in range(5):
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        found = []
+        for step in range(4):
             optimizer.zero_grad()
-            loss = quadratic_loss(model, dist.get_rank(), step)
-            with Looks() as looked:
+            loss = scaler.scale(quadratic_loss(model, dist.get_rank(), step))
+            with Looks() if step > 1 else contextlib.nullcontext() as looked:
                 loss.backward()
-                optimizer.step()
-            if step > 1:
-                found += looked.found
-        return dict(found)
+                scaler.step(optimizer)
+            scaler.update()
+            found += [dict(+looked.found)] if looked is not None else []
+        return found
 
 
 def unused(method: str) -> list[Post]:

@@ -6,6 +6,7 @@ gloo stands in for NCCL and fake tensors for a GPU. What only a GPU can show is 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ import runs_state
 import runs_steps
 import torch
 import torch.distributed as dist
+from runs_batched import Post
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -27,6 +29,7 @@ from decentlam.exchange.network import Network
 from decentlam.options import usual_bucket_bytes
 from decentlam.runtime import finite
 from decentlam.runtime.finite import DeferredLook
+from decentlam.runtime.gradients import WholeGradient
 from decentlam.runtime.mistakes import EqualMessages
 
 LOW = {"momentum": 0.3}
@@ -42,8 +45,27 @@ CHANGING = [
         runs.CLASSES, itertools.cycle(("one-peer-hypercube", "bipartite-random-match"))
     )
 ]
-CASES = [*STATIC, *CHANGING]
-NODES = ["decentlam", "da-dmsgd", "awc-dmsgd", "slowmo", "pmsgd"]
+PAIRS = "bipartite-random-match"
+AVERAGED = ("pmsgd", "pmsgd-lars")  # exactly, by everyone: no neighbors
+MIXING = [method for method in runs.CLASSES if method not in AVERAGED]
+SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady")  # what they need
+DIRECTED = [(m, "one-peer-exponential", True) for m in MIXING if m not in SYMMETRIC]
+CASES = [*STATIC, *CHANGING, *DIRECTED]
+# With 5 nodes one of them rests in each step of random pairs, some in other steps of a mesh.
+RESTING = [*((method, PAIRS, True) for method in MIXING), ("awc-dmsgd", "mesh", True)]
+NODES = [method for method in runs.CLASSES if method != "pmsgd-lars"]
+IN_NODES = [*((method, "auto") for method in NODES), ("awc-dmsgd", "backward")]
+# Methods that differ in kind; with 16 bits the others are slow.
+KINDS = ("dmsgd", "awc-dmsgd", "slowmo", "decentlam", "decentlam-steady", "gt-dmsgd")
+BITS = {
+    method: (dtype, topology)
+    for method, dtype, topology in zip(
+        MIXING,
+        itertools.cycle((torch.float16, torch.bfloat16)),
+        itertools.cycle((PAIRS, PAIRS, "ring", "ring")),
+    )
+}
+by_kind = [runs.slow_if(method not in KINDS, method) for method in MIXING]
 
 
 def options_of(method: str, topology: str, overlap: bool) -> dict[str, Any]:
@@ -57,29 +79,46 @@ def options_of(method: str, topology: str, overlap: bool) -> dict[str, Any]:
     }
 
 
+def scenarios(nodes: int, slow: bool) -> Iterator[runs.Scenario]:
+    """What one group of so many processes runs, one after the other."""
+    if slow:
+        for method in MIXING:
+            if method not in KINDS:
+                yield from with_16_bits(method)
+        return
+    for case in CASES if nodes == 4 else RESTING:
+        arguments = {"method": case[0], "steps": runs.STEPS, "options": options_of(*case)}
+        yield str(case), batched.trained, arguments
+    if nodes == 5:
+        return
+    for method, overlap in IN_NODES:
+        options = {"topology": "ring", "overlap": overlap, "processes_per_node": 2}
+        yield f"nodes {method} {overlap}", batched.in_nodes, {"method": method, "options": options}
+    for method in KINDS:
+        yield from with_16_bits(method)
+    for name, arguments in LOOKS.items():
+        yield f"looks {name}", batched.looks, arguments
+    for method in runs.CLASSES:
+        yield f"unused {method}", batched.unused, {"method": method}
+    yield "exchanged", batched.exchanged, {}
+    yield "measured", batched.measured, {}
+
+
+def with_16_bits(method: str) -> Iterator[runs.Scenario]:
+    dtype, topology = BITS[method]
+    arguments = {"method": method, "dtype": dtype, "options": options_of(method, topology, True)}
+    yield f"16 bits {method}", batched.rounded, arguments
+    arguments = looking(method, topology=topology, message_dtype=dtype)
+    yield f"looks 16 bits {method}", batched.looks, arguments
+
+
 @cache
-def found(nodes: int) -> list[Any]:
-    listed = [
-        (str(case), batched.trained, {"method": case[0], "steps": runs.STEPS, "options": options})
-        for case in (CASES if nodes == 4 else RESTING)
-        for options in [options_of(*case)]
-    ]
-    if nodes == 4:
-        for method in NODES:
-            options = {"topology": "ring", "overlap": True, "processes_per_node": 2}
-            listed.append(
-                (f"nodes {method}", batched.in_nodes, {"method": method, "options": options})
-            )
-        for method in runs.CLASSES:
-            arguments = {"method": method, "topology": "ring"}
-            listed.append((f"looks {method}", batched.looks, arguments))
-            listed.append((f"unused {method}", batched.unused, {"method": method}))
-        listed.append(("exchanged", batched.exchanged, {}))
-        listed.append(("measured", batched.measured, {}))
-    return runs.run_processes(runs.run_scenarios, nodes, (listed,))
+def found(nodes: int, slow: bool) -> list[Any]:
+    return runs.run_processes(runs.run_scenarios, nodes, (list(scenarios(nodes, slow)),))
 
 
-RESTING = [("decentlam", "bipartite-random-match", True), ("awc-dmsgd", "mesh", True)]
+def outcomes(name: str, nodes: int = 4, slow: bool = False) -> list[Any]:
+    return runs.outcomes(found(nodes, slow), name)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +128,7 @@ RESTING = [("decentlam", "bipartite-random-match", True), ("awc-dmsgd", "mesh", 
 )
 def test_takes_the_simulators_steps(nodes: int, case: tuple[str, str, bool]) -> None:
     method, topology, _ = case
-    rows = runs.outcomes(found(nodes), str(case))
+    rows = outcomes(str(case), nodes)
     expected = runs.simulate_quadratic(
         method, topology, nodes, runs.STEPS, **HYPER.get(method, LOW)
     )
@@ -97,9 +136,9 @@ def test_takes_the_simulators_steps(nodes: int, case: tuple[str, str, bool]) -> 
     check_order([posts for _, posts in rows])
 
 
-@pytest.mark.parametrize("method", NODES)
-def test_nodes_of_several_processes(method: str) -> None:
-    rows = runs.outcomes(found(4), f"nodes {method}")
+@pytest.mark.parametrize(("method", "overlap"), IN_NODES)
+def test_nodes_of_several_processes(method: str, overlap: str) -> None:
+    rows = outcomes(f"nodes {method} {overlap}")
     per_node = 1 if method == "pmsgd" else 2
     loss = runs_nodes.node_loss(per_node)
     expected = runs_steps.simulate(method, 4 // per_node, runs.STEPS, loss=loss, lr=runs.lr_at)
@@ -109,59 +148,226 @@ def test_nodes_of_several_processes(method: str) -> None:
     check_order([posts for _, posts in rows])
 
 
-def check_order(everyone: list[list[batched.Post]]) -> None:
+def test_processes_without_a_scaler_ask_their_node_once() -> None:
+    """In step 0, whether some of them have one. AWC-DmSGD sends nothing in backward, and may change
+    its gradient until step()."""
+    for _, posts in outcomes("nodes awc-dmsgd auto"):
+        inside = next(post.group for post in posts if post.what == "reduce_scatter_tensor")
+        assert [(post.group, post.what) for post in posts].count((inside, "all_reduce")) == 1
+
+
+@pytest.mark.parametrize("method", by_kind)
+def test_messages_of_16_bits_are_those_of_the_plain_branch(method: str) -> None:
+    rows = outcomes(f"16 bits {method}", slow=method not in KINDS)
+    assert all(runs.same(plain, batches) for plain, batches, _ in rows)
+    check_order([posts for _, _, posts in rows])
+    sent = {size[3] for _, _, posts in rows for p in posts if p.what == "batch" for size in p.sizes}
+    assert sent == {str(BITS[method][0])}
+
+
+# The rules of NCCL ------------------------------------------------------------------------------
+
+
+def check_order(everyone: list[list[Post]]) -> None:
     """NCCL matches by order alone: any two processes post in one order what both take part in, on
-    each communicator, and the sends of one end are the receives of the other. The first operation
-    of a communicator is everyone's, and batches have one that the script does not know."""
-    groups = {group for posts in everyone for group, _, _ in posts}
-    for group in groups:
-        posted = [[(w, facts) for name, w, facts in posts if name == group] for posts in everyone]
+    each communicator, and the sends of one end are the receives of the other."""
+    for group in {post.group for posts in everyone for post in posts}:
+        posted = [[post for post in posts if post.group == group] for posts in everyone]
         members = [rank for rank, listed in enumerate(posted) if listed]
         for one, other in itertools.combinations(members, 2):
             seen = [_between(posted[a], a, b) for a, b in ((one, other), (other, one))]
-            assert seen[0] == seen[1], (group, one, other)
-        if any(what == "batch" for listed in posted for what, _ in listed):
-            assert group != WORLD
-            assert all(posted[rank][0][0] == "all_reduce" for rank in members)
+            assert seen[0] == seen[1], f"processes {one} and {other} differ on {group}"
+        if any(post.what == "batch" for listed in posted for post in listed):
+            assert group != WORLD, "messages in a group that the script has"
+            check_batches([posted[rank] for rank in members])
+
+
+def check_batches(posted: list[list[Post]]) -> None:
+    """Of a communicator that carries messages: everyone begins with the same collective, then come
+    the buckets of all steps in order, each in one batch with all that it sends and receives. A step
+    may have exact averages over all nodes in their place, as SlowMo's, but not beside them."""
+    kinds: dict[int, set[str]] = {}
+    for listed in posted:
+        assert (listed[0].what, listed[0].place) == ("all_reduce", None), "no warm-up"
+        steps = list(itertools.dropwhile(lambda post: post.place is None, listed))
+        assert all(post.place is not None for post in steps), "a collective between messages"
+        places = [post.place for post in steps if post.place is not None]
+        assert len(places) == len(set(places)), "two batches for one bucket of a step"
+        assert places == sorted(places), "not in the order of steps and buckets"
+        for (step, _), post in zip(places, steps, strict=True):
+            kinds.setdefault(step, set()).add(post.what)
+    assert all(len(kind) == 1 for kind in kinds.values()), "messages and averages in one step"
 
 
 WORLD = "0"
 
 
-def _between(posted: list[Any], me: int, other: int) -> list[Any]:
+def _between(posted: list[Post], me: int, other: int) -> list[Any]:
     """What two processes take part in, as one of them posts it."""
-    found = []
-    for what, facts in posted:
-        if what != "batch":
-            found.append((what, facts))
+    found: list[Any] = []
+    for post in posted:
+        if post.what != "batch":
+            found.append((post.what, post.facts))
             continue
-        ways = [(way, shape) for way, peer, shape in facts if peer == other]
-        both = [(me if way == "send" else other, shape) for way, shape in ways]
-        found += [("batch", *sorted(both))] if both else []
+        ways = [(way, size) for way, peer, *size in post.sizes if peer == other]
+        both = sorted((me if way == "send" else other, *size) for way, size in ways)
+        found += [(post.place, both)] if both else []
     return found
 
 
-@pytest.mark.parametrize("method", runs.CLASSES)
-def test_nothing_waits_for_the_device(method: str) -> None:
-    assert runs.outcomes(found(4), f"looks {method}") == [{}] * 4
+def batch(place: Any, *ways: tuple[str, int], dtype: str = "torch.float32") -> Post:
+    """Of a log that is written by hand, as are those below."""
+    sizes = tuple((way, peer, (3,), dtype) for way, peer in ways)
+    return Post("ours", "batch", (place, sizes))
+
+
+def collective(what: str = "all_reduce", place: Any = None, group: str = "ours") -> Post:
+    return Post(group, what, (place, ((1,), "torch.float32")))
+
+
+WARM_UP = collective()
+
+
+def pair(*places: tuple[int, int]) -> list[list[Post]]:
+    """Two processes that send each other one message at each place."""
+    return [
+        [WARM_UP, *(batch(place, ("receive", peer), ("send", peer)) for place in places)]
+        for peer in (1, 0)
+    ]
+
+
+def ring_of_three(*kinds: tuple[str, ...]) -> list[list[Post]]:
+    """Each sends to the next and receives from the one before, in one batch for each of `kinds`."""
+    peers = [{"receive": (rank - 1) % 3, "send": (rank + 1) % 3} for rank in range(3)]
+    return [
+        [WARM_UP, *(batch((0, 0), *((way, ways[way]) for way in kind)) for kind in kinds)]
+        for ways in peers
+    ]
+
+
+AVERAGE = collective(place=(1, 0))
+GOOD = {
+    "pair": pair((0, 0), (0, 1), (1, 0)),
+    "directed": ring_of_three(("receive", "send")),
+    "average in a step of its own": [[*posts, AVERAGE] for posts in pair((0, 0), (0, 1))],
+    "more before the first message": [
+        [WARM_UP, collective("all_gather"), *posts[1:]] for posts in pair((0, 0))
+    ],
+    "one rests": [*pair((0, 0)), [WARM_UP]],
+    "script beside": [
+        [*posts[:k], collective(group=WORLD), *posts[k:]]
+        for k, posts in zip((2, 3), pair((0, 0), (0, 1)), strict=True)
+    ],
+}
+HALF = batch((0, 0), ("receive", 0), ("send", 0), dtype="torch.float16")
+DIFFER, TWICE, BETWEEN = "differ on ours", "two batches for one", "a collective between"
+BAD = {
+    "two batches for one bucket": (TWICE, pair((0, 0), (0, 0))),
+    "receive and send in two batches": (TWICE, ring_of_three(("receive",), ("send",))),
+    "nobody receives": (DIFFER, ring_of_three(("send",))),
+    "another order at one end": (DIFFER, [pair((0, 0), (0, 1))[0], pair((0, 1), (0, 0))[1]]),
+    "another order at both": ("not in the order", pair((0, 1), (0, 0))),
+    "another step at one end": (DIFFER, [pair((0, 0))[0], pair((1, 0))[1]]),
+    "another size at one end": (DIFFER, [pair((0, 0))[0], [WARM_UP, HALF]]),
+    "a collective at one end": (DIFFER, [[*pair((0, 0))[0], collective()], pair((0, 0))[1]]),
+    "a collective between buckets": (
+        BETWEEN,
+        [[*posts[:2], collective(), *posts[2:]] for posts in pair((0, 0), (0, 1))],
+    ),
+    "a collective after a step": (BETWEEN, [[*p, collective("broadcast")] for p in pair((0, 0))]),
+    "an average beside messages": (
+        "messages and averages",
+        [[*posts, collective(place=(0, 1))] for posts in pair((0, 0))],
+    ),
+    "no warm-up": ("no warm-up", [posts[1:] for posts in pair((0, 0))]),
+    "a batch of no bucket": (
+        BETWEEN,
+        [
+            [*p, batch(None, ("send", 1 - i), ("receive", 1 - i))]
+            for i, p in enumerate(pair((0, 0)))
+        ],
+    ),
+    "messages in the script's group": (
+        "the script has",
+        [[post._replace(group=WORLD) for post in posts] for posts in pair((0, 0))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_nccl_takes_passes_the_check_of_posts(name: str) -> None:
+    check_order(GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_may_hang_nccl_is_caught_by_the_check_of_posts(name: str) -> None:
+    said, posts = BAD[name]
+    with pytest.raises(AssertionError, match=said):
+        check_order(posts)
+
+
+# Nothing waits ----------------------------------------------------------------------------------
+
+NONE: dict[str, int] = {}
+ONE = {"_local_scalar_dense": 1}
+PER_NODE = {"processes_per_node": 2}
+CLIPPED = {"overlap": "none", "max_grad_norm": 0.1}
+
+
+def looking(method: str, scaled: bool = False, **options: Any) -> dict[str, Any]:
+    more = {"lars": True} if method == "pmsgd-lars" else {}
+    more |= {"tau": 3} if method == "slowmo" else {}
+    options = {"topology": "ring", **more, **options}
+    return {"method": method, "options": options, "scaled": scaled}
+
+
+LOOKS = {
+    **{method: looking(method) for method in (*AVERAGED, "decentlam")},
+    **{f"nodes {method}": looking(method, **PER_NODE) for method in NODES if method != "pmsgd"},
+    "pairs": looking("decentlam", topology=PAIRS),
+    "nodes 16 bits": looking("decentlam", message_dtype=torch.float16, **PER_NODE),
+    "nodes none": looking("decentlam", overlap="none", **PER_NODE),
+    "clipped pmsgd": looking("pmsgd", **CLIPPED),
+    "clipped awc-dmsgd": looking("awc-dmsgd", **CLIPPED),
+    "clipped nodes": looking("decentlam", **CLIPPED, **PER_NODE),
+}
+# What the documentation names: one look in each step.
+LOOK_ONCE = {
+    f"{how} {len(nodes)}": looking("decentlam", how == "scaler", overlap="none", **more, **nodes)
+    for how, more in (("scaler", {}), ("skip", {"nonfinite": "skip"}))
+    for nodes in ({}, PER_NODE)
+}
+LOOKS |= LOOK_ONCE
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_nothing_waits_for_the_device(name: str) -> None:
+    expected = ONE if name in LOOK_ONCE else NONE
+    assert outcomes(f"looks {name}") == [[expected] * 2] * 4
+
+
+@pytest.mark.parametrize("method", by_kind)
+def test_nothing_waits_for_the_device_with_16_bits(method: str) -> None:
+    looked = outcomes(f"looks 16 bits {method}", slow=method not in KINDS)
+    assert looked == [[NONE] * 2] * 4
 
 
 @pytest.mark.parametrize("method", runs.CLASSES)
 def test_no_message_meets_a_collective_of_the_script(method: str) -> None:
-    posts = runs.outcomes(found(4), f"unused {method}")
+    posts = outcomes(f"unused {method}")
     check_order(posts)
-    theirs = [[p for p in listed if p == (WORLD, "all_reduce", (2,))] for listed in posts]
-    assert [len(listed) for listed in theirs] == [3] * 4
+    theirs = Post(WORLD, "all_reduce", (None, ((2,), "torch.float32")))
+    assert [listed.count(theirs) for listed in posts] == [3] * 4
 
 
 def test_messages_outside_of_an_optimizer_have_a_group_of_their_own() -> None:
-    results = runs.outcomes(found(4), "exchanged")
+    results = outcomes("exchanged")
     assert [total for total, _ in results] == [3.0] * 4
     check_order([posts for _, posts in results])
 
 
 def test_links_are_measured_as_messages_travel() -> None:
-    results = runs.outcomes(found(4), "measured")
+    results = outcomes("measured")
     assert [good for good, _ in results] == [True] * 4
     check_order([posts for _, posts in results])
 
@@ -182,8 +388,28 @@ def test_a_norm_that_nobody_looks_at_clips_as_well(norm: float) -> None:
         assert all((a - b).abs().max() < 1e-12 for a, b in zip(plain, on_gpu, strict=True))
 
 
+LEFT_OUT = [(how, per_node) for how in ("nan", "scaler") for per_node in (1, 2)]
+
+
+@pytest.mark.parametrize(("how", "per_node"), LEFT_OUT)
+def test_a_bad_gradient_of_one_process_is_left_out_by_its_node(how: str, per_node: int) -> None:
+    def absent(node: int, step: int) -> bool:
+        return node == 3 // per_node and step == 2
+
+    loss = runs_nodes.node_loss(per_node)
+    expected = runs_steps.simulate("decentlam", 4 // per_node, 5, loss=loss, absent=absent)
+    results = several.outcomes(f"left out {how} {per_node}")
+    for rank, (trajectory, skipped, _) in enumerate(results):
+        for x, real in zip(expected, trajectory, strict=True):
+            assert (x[rank // per_node] - real).abs().max() < 1e-12
+        assert skipped == [absent(rank // per_node, step) for step in range(5)]
+    check_order([posts for _, _, posts in results])
+
+
 several = runs.Scenarios(4)
 several.add("moved", batched.moved)
+for how, per_node in LEFT_OUT:
+    several.add(f"left out {how} {per_node}", batched.left_out, how=how, per_node=per_node)
 for norm in (0.5, 1e6):
     several.add(f"clipped {norm}", batched.clipped, norm=norm)
 for method in ("decentlam", "pmsgd", "awc-dmsgd"):
@@ -249,6 +475,9 @@ TOLD: list[int] = []
 MORE: dict[str, dict[str, Any]] = {
     "": {},
     "float16": {"message_dtype": torch.float16},
+    "bfloat16": {"message_dtype": torch.bfloat16},
+    "nodes": {"processes_per_node": 2},
+    "nodes clipped": {"processes_per_node": 2, "max_grad_norm": 1.0},
     "decay": {"weight_decay": 0.1},
     "nesterov": {"nesterov": True},
     "clipped": {"max_grad_norm": 1.0},
@@ -257,6 +486,9 @@ FAKE = [
     *((method, overlap, "") for method in runs.CLASSES for overlap in ("none", "backward")),
     *((method, "backward", "decay") for method in runs.CLASSES),
     *((method, "backward", "float16") for method in ("dmsgd", "decentlam", "decentlam-steady")),
+    *((method, "backward", "bfloat16") for method in ("awc-dmsgd", "decentlam", "gt-dmsgd")),
+    *((method, "auto", "nodes") for method in NODES),
+    *((method, "none", "nodes clipped") for method in ("awc-dmsgd", "decentlam")),
     *((method, "backward", "nesterov") for method in ("pmsgd", "slowmo")),
     *((method, "none", "clipped") for method in ("pmsgd", "decentlam")),
 ]
@@ -269,13 +501,15 @@ def test_tensors_stay_on_the_device(
 ) -> None:
     """A look at a value, or two tensors of different devices in one operation, is an error here."""
     monkeypatch.setattr(EqualMessages, "looking", False)  # it looks at values, in the first steps
+    monkeypatch.setattr(WholeGradient, "_check_scaler", lambda *given: None)  # likewise
     monkeypatch.setattr(DeferredLook, "look", _told)
     TOLD.clear()
+    per_node = MORE[more].get("processes_per_node", 1)
     model = nn.Sequential(nn.Linear(40, 300), nn.Linear(300, 3))
     optimizer = runs.CLASSES[method](
         model.parameters(),
         lr=0.1,
-        topology=decentlam.topology.ring(4),
+        topology=decentlam.topology.ring(4 if method in AVERAGED else 4 // per_node),
         overlap=overlap,
         stable="ignore",  # the analysis looks at values
         **({"lars": True} if method == "pmsgd-lars" else {}),
