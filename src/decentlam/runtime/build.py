@@ -247,7 +247,7 @@ def stable_form(
         asked = method.steady()[0]
     algorithm, topology, note = choose(asked, topology, options.stable)
     if asked is not method:
-        note = note or f"edges that patience_seconds leaves out come and go; {asked!r} runs instead"
+        note = note or f"{type(method).__name__} runs as {asked!r}, for edges that come and go"
     if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         log.warning("%s", note)
     return algorithm, topology
