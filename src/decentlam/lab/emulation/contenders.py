@@ -49,6 +49,7 @@ class Contender:
 
 _STEADY = {"stable": "auto", "momentum": 0.9}  # on which Algorithm 2 would be unstable
 _ONE_PEER, _EXP = "one-peer-symmetric-exponential", "symmetric-exponential"
+_DEFAULT = "bipartite-random-match"  # of the library
 
 
 def _ddp(**options: Any) -> Contender:
@@ -107,6 +108,9 @@ CONTENDERS: dict[str, Contender] = {
     "DecentLaM one-peer, into forward, 16 bits": _lam(
         _ONE_PEER, overlap="forward", options={"message_dtype": torch.bfloat16}, when_named=True
     ),
+    "DecentLaM one-peer, overlap, float16": _lam(
+        _ONE_PEER, overlap=True, options={"message_dtype": torch.float16}, when_named=True
+    ),
     "DecentLaM one-peer, overlap, 8 bits": _lam(
         _ONE_PEER, overlap=True, options={"message_dtype": torch.int8}, when_named=True
     ),
@@ -115,6 +119,12 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "DecentLaM one-peer, steady form, into forward": _lam(
         _ONE_PEER, overlap="forward", options=_STEADY, when_named=True
+    ),
+    "DecentLaM one-peer, steady form, float16": _lam(
+        _ONE_PEER, True, options={**_STEADY, "message_dtype": torch.float16}, when_named=True
+    ),
+    "DecentLaM as it comes": Contender(  # every option left out, the topology, too
+        training.as_it_comes, Reach.NEIGHBORS, "backward", _DEFAULT, warm_up=_TRIAL, when_named=True
     ),
     "DecentLaM one-peer, auto": _lam(_ONE_PEER, "auto", warm_up=_TRIAL, when_named=True),
     "DecentLaM sym. exponential, no overlap": _lam(_EXP, overlap=False),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import decentlam
 from decentlam.lab.emulation.models import Loss
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import usual_bucket_bytes
@@ -114,6 +115,16 @@ def ours(cls: Any, topology: str, **options: Any) -> Build:
         return [bucket.x.nbytes for bucket in buckets]
 
     return build
+
+
+def as_it_comes(model: nn.Module, loss: Loss, bucket_bytes: int | None = None) -> Training:
+    """DecentLaM as somebody writes it who reads nothing but the README."""
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=LR, momentum=0.9)
+
+    def buckets() -> list[int]:
+        return [bucket.x.nbytes for bucket in optimizer.runtime.buckets]
+
+    return Training(model, loss, optimizer, buckets=buckets)
 
 
 def raw_exchange(peers: int) -> Build:
