@@ -129,7 +129,7 @@ class Bucket:
         return owner is None or owner is self
 
     @torch.no_grad()
-    def take_back(self, i: int) -> bool:
+    def reclaim(self, i: int) -> bool:
         """Makes parameter i live in the bucket again, with the value it has; True if that is new.
 
         `model.to("cpu:0")`, as some trainers call it, moves a parameter to memory of its own and

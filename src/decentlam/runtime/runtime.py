@@ -168,7 +168,7 @@ class Runtime:
         if not round.bucket.holds(i) and not round.bucket.owns(i):
             return  # another optimizer was built with it; this one is no longer used
         self.check_training("call backward()")
-        self._take_back(round, i)
+        self._reclaim(round, i)
         sends = self._synchronizing and self._sends_in_backward
         if sends and round.phase is not Phase.COLLECTING:
             round.wait_sent(self._worker)  # what went wrong there is the better error
@@ -187,21 +187,21 @@ class Runtime:
             except ExchangeError as error:
                 self._give_up(error)
 
-    def _take_back(self, round: Round, i: int) -> None:
+    def _reclaim(self, round: Round, i: int) -> None:
         """Goes on with a parameter that was moved to other memory, if it is as it was."""
         if round.bucket.holds(i):
             return
-        changed = round.bucket.take_back(i)
+        changed = round.bucket.reclaim(i)
         if changed and (round.phase is not Phase.COLLECTING or round.sent_early):
             raise StaleMessageError(
                 f"{round.bucket.names[i]} was replaced while its message was on the way; change "
                 "parameters between step() and backward"
             )
 
-    def _take_all_back(self) -> None:
+    def _reclaim_all(self) -> None:
         for round in self.rounds:
             for i in range(len(round.bucket.params)):
-                self._take_back(round, i)
+                self._reclaim(round, i)
 
     @torch.no_grad()
     def _send_ready(self) -> None:
@@ -302,15 +302,15 @@ class Runtime:
         skipped = absent
         try:
             skipped = absent or self._prepare_gradients(found_inf, scale)
-            self._take(skipped, absent)
+            self._run_step(skipped, absent)
         except NonFiniteError as error:
             self._refused = str(error)
             raise
         except ExchangeError as error:
             self._give_up(error)
-            self._take(skipped, absent)
+            self._run_step(skipped, absent)
 
-    def _take(self, skipped: bool, absent: bool) -> None:
+    def _run_step(self, skipped: bool, absent: bool) -> None:
         """Takes the step, or what is left of it."""
         if self._ending is not None:
             self._finish_step()
@@ -335,7 +335,7 @@ class Runtime:
                     "build the optimizer after unfreezing it, or leave it out at first and pass it "
                     "to add_param_group when it is unfrozen"
                 )
-        self._take_all_back()
+        self._reclaim_all()
         params = [p for round in self.rounds for p in round.bucket.params]
         if params and not (absent or self._open) and all(p.grad is None for p in params):
             raise RuntimeError(
@@ -429,10 +429,15 @@ class Runtime:
         exchange = self._exchange_at(ending.step)
         exchange.end()
         self._ending = None
-        self.statistics.end(ending.step, ending.waited_seconds, ending.bytes_sent, ending.skipped)
-        if exchange.left_out or exchange.ahead:
-            self.statistics.end_late(exchange.left_out, exchange.ahead)
-            skip(self._groups, exchange.ahead)
+        self.statistics.end(
+            ending.step,
+            ending.waited_seconds,
+            ending.bytes_sent,
+            ending.skipped,
+            exchange.left_out,
+            exchange.ahead,
+        )
+        skip(self._groups, exchange.ahead)
 
     def _send_early(self, round: Round, plan: Plan) -> None:
         """A neighbor may have taken its last step and be gone: the next step, if there is one, asks
@@ -500,7 +505,7 @@ class Runtime:
         if self._open:
             raise RuntimeError(f"cannot {what} between backward and step(); call step() first")
         self.finish()
-        self._take_all_back()
+        self._reclaim_all()
 
     def check_state(self, what: str) -> None:
         """Completes the last step; refuses where backward has already made state of the next."""
@@ -524,7 +529,7 @@ class Runtime:
     def train(self) -> None:
         """Gives the node its own parameters back."""
         if self._evaluation.active:
-            self._take_all_back()  # a trainer may have moved them meanwhile
+            self._reclaim_all()  # a trainer may have moved them meanwhile
             self._evaluation.leave()
 
     @property
@@ -534,7 +539,7 @@ class Runtime:
 
     def own_parameters(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the node's own parameters although it is in evaluation; communicates nothing."""
-        self._take_all_back()
+        self._reclaim_all()
         return self._evaluation.interrupted()
 
     def recall_messages(self) -> None:

@@ -34,19 +34,24 @@ class StepStatistics:
     def begin(self) -> None:
         self._begun = time.perf_counter()
 
-    def end(self, step: int, wait_seconds: float, bytes_sent: int, skipped: bool) -> None:
+    def end(
+        self,
+        step: int,
+        wait_seconds: float,
+        bytes_sent: int,
+        skipped: bool,
+        left_out: Sequence[int] = (),
+        missed: int = 0,
+    ) -> None:
+        """A step was taken, without the neighbors that it left out; those it missed are skipped."""
         self.step = step
         self.wait_seconds = wait_seconds
         self.exchange_seconds = time.perf_counter() - self._begun
         self.bytes_sent = bytes_sent
         self.skipped = skipped
-        self.left_out = ()
+        self.left_out = tuple(left_out)
         self.total_wait_seconds += wait_seconds
         self.total_bytes_sent += bytes_sent
         self.skipped_steps += skipped
-
-    def end_late(self, left_out: Sequence[int], missed: int) -> None:
-        """The step was taken without these neighbors, and those that it missed are skipped."""
-        self.left_out = tuple(left_out)
         self.total_left_out += len(left_out)
         self.missed_steps += missed
