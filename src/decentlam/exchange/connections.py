@@ -1,10 +1,10 @@
-"""The TCP connections between the processes of a run, and how much they take ahead of the wire.
+"""The TCP connections between the processes of a run, and the size of their send buffers.
 
-A connection takes up to 4 MB from a program. On a slow wire that is too much, in two ways. An
-urgent message waits for all that is in there, 320 ms at 100 Mbit/s. And nodes that average with
-each other send both ways at once, where what has arrived is acknowledged behind all that waits to
-be sent. The way whose window is smaller then has only a part of the wire, and nodes fall out of
-step. Connections that take little ahead keep both ways fast.
+Linux lets a connection buffer up to 4 MB that are not sent or not acknowledged yet. On a slow link
+that is too much, in two ways. An urgent message waits for all that is in the buffer, 320 ms at 100
+Mbit/s. And nodes that average with each other send both ways at once, where what has arrived is
+acknowledged behind all that waits to be sent. The way whose window is smaller then has only a part
+of the link, and nodes fall out of step. Small buffers keep both ways fast.
 """
 
 from __future__ import annotations
