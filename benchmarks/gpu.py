@@ -1,9 +1,10 @@
-"""What only a GPU can show: one process per GPU, with NCCL.
+"""What only a GPU can show: one process per GPU, with NCCL; any number of them from two on.
 
     torchrun --nproc-per-node 4 benchmarks/gpu.py parity   # every method against the simulator
     torchrun --nproc-per-node 4 benchmarks/gpu.py waits    # what the host waits for in a step
     torchrun --nproc-per-node 4 benchmarks/gpu.py speed    # a step beside DDP's, interleaved
 
+Nodes of two processes are tried where there are four processes or another even number above.
 `--device cpu` runs the same on gloo, to try the script itself.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,49 +37,96 @@ METHODS = {
     "decentlam-steady": decentlam.SteadyDecentLaM,
     "gt-dmsgd": decentlam.GTDmSGD,
 }
-TOPOLOGIES = ("ring", "one-peer-hypercube")  # static and changing
-LR, SIZE, STEPS = 0.05, 1000, 10
+PAIRS = "bipartite-random-match"  # the default
+DIRECTED = "one-peer-exponential"
+SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady")  # what they need
+LR, SIZE, STEPS = 0.05, 1000, 20
+Case = tuple[str, torch.dtype, str, int, dict[str, Any], float]
+
+
+def cases() -> Iterator[Case]:
+    """Method, precision, topology, processes per node, options, and the difference that is allowed.
+
+    GPUs have other kernels for float32. With 16 bits nodes agree to within a rounding of x.
+    """
+    for method in METHODS:
+        for topology in ("ring", PAIRS, DIRECTED):
+            if topology == DIRECTED and method in SYMMETRIC:
+                continue
+            yield method, torch.float64, topology, 1, {}, 1e-12
+            yield method, torch.float32, topology, 1, {}, 1e-5
+        if has_nodes_of_two():
+            yield method, torch.float64, PAIRS, 2, {}, 1e-12
+        if method != "pmsgd":  # which averages exactly
+            for dtype, allowed in ((torch.float16, 0.005), (torch.bfloat16, 0.04)):
+                yield method, torch.float32, PAIRS, 1, {"message_dtype": dtype}, allowed
+
+
+def has_nodes_of_two() -> bool:
+    return dist.get_world_size() >= 4 and dist.get_world_size() % 2 == 0
 
 
 def parity(device: torch.device) -> None:
-    """The largest difference to simulated nodes; it should be below 1e-12 in float64, and below
-    1e-5 in float32, for which GPUs have other kernels."""
-    for dtype in (torch.float64, torch.float32):
-        _parity(device, dtype)
+    """The largest difference to simulated nodes; the process fails if one is too large."""
+    good = [_parity(device, *case) for case in cases()]
+    say(f"{sum(good)} of {len(good)} are as they should be")
+    if not has_nodes_of_two():
+        say("nodes of two processes: not tried with this number of processes")
+    if not all(good):
+        sys.exit(1)
 
 
-def _parity(device: torch.device, dtype: torch.dtype) -> None:
-    rank, nodes = dist.get_rank(), dist.get_world_size()
-    targets = torch.randn(nodes, SIZE, dtype=dtype, generator=torch.manual_seed(0))
-    for method, optimizer_class in METHODS.items():
-        for topology in TOPOLOGIES:
-            more: Any = {} if method == "dsgd" else {"momentum": 0.3}
-            parameters = [
-                nn.Parameter(torch.zeros(SIZE // 4, dtype=dtype, device=device)) for _ in range(4)
-            ]
-            optimizer = optimizer_class(
-                parameters, lr=LR, topology=topology, bucket_bytes=1, stable="ignore", **more
-            )
-            aims = targets[rank].to(device).split(SIZE // 4)
-            for _ in range(STEPS):
-                optimizer.zero_grad()
-                pairs = zip(parameters, aims, strict=True)
-                sum((p - a).square().sum() for p, a in pairs).div(2).backward()
-                optimizer.step()
-            optimizer.finish()
-            x = decentlam.simulate(
-                method,
-                decentlam.TOPOLOGIES[topology](nodes),
-                torch.zeros_like(targets),
-                lambda x, step: x - targets,
-                LR,
-                STEPS,
-                **more,
-            )
-            difference = (torch.cat([p.detach().cpu() for p in parameters]) - x[rank]).abs().max()
-            largest = difference.to(device)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-            say(f"{dtype!s:13} {method:17} {topology:19} {largest.item():.1e}")
+def _parity(
+    device: torch.device,
+    method: str,
+    dtype: torch.dtype,
+    topology: str,
+    per_node: int,
+    options: dict[str, Any],
+    allowed: float,
+) -> bool:
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    hyper: Any = {} if method == "dsgd" else {"momentum": 0.3}
+    hyper |= {"tau": 4} if method == "slowmo" else {}
+    targets = torch.randn(processes, SIZE, dtype=dtype, generator=torch.manual_seed(0))
+    parameters = [
+        nn.Parameter(torch.zeros(SIZE // 4, dtype=dtype, device=device)) for _ in range(4)
+    ]
+    optimizer = METHODS[method](
+        parameters,
+        lr=LR,
+        topology=topology,
+        processes_per_node=per_node,
+        bucket_bytes=1,
+        stable="ignore",
+        **hyper,
+        **options,
+    )
+    aims = targets[rank].to(device).split(SIZE // 4)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        pairs = zip(parameters, aims, strict=True)
+        sum((p - a).square().sum() for p, a in pairs).div(2).backward()
+        optimizer.step()
+    optimizer.finish()
+    together = targets.unflatten(0, (-1, per_node)).mean(1)  # the mean gradient of a node
+    x = decentlam.simulate(
+        method,
+        decentlam.TOPOLOGIES[topology](len(together)),
+        torch.zeros_like(together),
+        lambda x, step: x - together,
+        LR,
+        STEPS,
+        **hyper,
+    )
+    own = torch.cat([p.detach().cpu() for p in parameters])
+    largest = (own - x[rank // per_node]).abs().max().to(device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    good = largest.item() <= allowed  # not with NaN
+    what = f"{per_node} per node" if per_node > 1 else str(options.get("message_dtype", ""))
+    verdict = "" if good else f"   TOO LARGE, should be at most {allowed:g}"
+    say(f"{dtype!s:13} {method:17} {topology:23} {what:14} {largest.item():.1e}{verdict}")
+    return good
 
 
 def model_on(device: torch.device) -> tuple[nn.Module, Tensor]:
@@ -105,13 +154,21 @@ def contenders(device: torch.device) -> dict[str, Callable[[], None]]:
     model, data = model_on(device)
     ddp = DistributedDataParallel(model)
     add("DDP", ddp, data, torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9))
-    for overlap in ("none", "backward"):
-        for topology in TOPOLOGIES:
-            model, data = model_on(device)
-            optimizer = decentlam.DecentLaM(
-                model.parameters(), lr=0.01, topology=topology, overlap=overlap
-            )
-            add(f"DecentLaM {topology} {overlap}", model, data, optimizer)
+    configurations: dict[str, tuple[str, dict[str, Any]]] = {
+        "DecentLaM": ("decentlam", {}),
+        "DecentLaM, no overlap": ("decentlam", {"overlap": "none"}),
+        "DecentLaM, ring": ("decentlam", {"topology": "ring"}),
+        "DecentLaM, float16": ("decentlam", {"message_dtype": torch.float16}),
+        "DecentLaM, clipped": ("decentlam", {"overlap": "none", "max_grad_norm": 1.0}),
+        "AWC-DmSGD": ("awc-dmsgd", {}),
+    }
+    if has_nodes_of_two():
+        configurations["DecentLaM, nodes of 2"] = ("decentlam", {"processes_per_node": 2})
+        configurations["AWC-DmSGD, nodes of 2"] = ("awc-dmsgd", {"processes_per_node": 2})
+    for name, (method, options) in configurations.items():
+        model, data = model_on(device)
+        optimizer = METHODS[method](model.parameters(), lr=0.01, **options)
+        add(name, model, data, optimizer)
     return steps
 
 
@@ -133,11 +190,12 @@ def speed(device: torch.device, rounds: int = 7, iterations: int = 20) -> None:
         ratios = [a / b for a, b in zip(mine, seconds["DDP"], strict=True)]
         median = statistics.median(ratios)
         spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-        say(f"{name:40} {1e3 * statistics.median(mine):8.2f} ms   {median:.2f} {spread}")
+        say(f"{name:25} {1e3 * statistics.median(mine):8.2f} ms   {median:.2f} {spread}")
 
 
 def waits(device: torch.device) -> None:
-    """Calls per step in which the host waits; DDP's are what torch itself needs."""
+    """Calls per step in which the host waits: one event, of the step before, on a GPU. DDP's are
+    what torch itself needs."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -153,7 +211,7 @@ def waits(device: torch.device) -> None:
             for event in profile.key_averages()
             if "Synchronize" in event.key or event.key in ("aten::item", "cudaMemcpy")
         }
-        say(f"{name:40} {found or 'nothing'}")
+        say(f"{name:25} {found or 'nothing'}")
 
 
 def synchronize(device: torch.device) -> None:
@@ -174,6 +232,8 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --device cpu tries the script on gloo")
     decentlam.init("gloo" if arguments.device == "cpu" else None)
+    if dist.get_world_size() < 2:
+        parser.error("this needs two processes at least; see the commands above")
     device = torch.device(arguments.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())

@@ -39,24 +39,21 @@ HYPER: dict[str, dict[str, Any]] = {
     "slowmo": {"momentum": 0.3, "tau": 5, "inner_momentum": "average"},
 }
 STATIC = [(m, "ring", overlap) for m, overlap in zip(runs.CLASSES, itertools.cycle((True, False)))]
-CHANGING = [
-    (method, "one-peer-hypercube" if method in ("d2-dmsgd",) else topology, True)
-    for method, topology in zip(
-        runs.CLASSES, itertools.cycle(("one-peer-hypercube", "bipartite-random-match"))
-    )
-]
 PAIRS = "bipartite-random-match"
 AVERAGED = ("pmsgd", "pmsgd-lars")  # exactly, by everyone: no neighbors
 MIXING = [method for method in runs.CLASSES if method not in AVERAGED]
-SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady")  # what they need
-DIRECTED = [(m, "one-peer-exponential", True) for m in MIXING if m not in SYMMETRIC]
-CASES = [*STATIC, *CHANGING, *DIRECTED]
-# With 5 nodes one of them rests in each step of random pairs, some in other steps of a mesh.
-RESTING = [*((method, PAIRS, True) for method in MIXING), ("awc-dmsgd", "mesh", True)]
-NODES = [method for method in runs.CLASSES if method != "pmsgd-lars"]
-IN_NODES = [*((method, "auto") for method in NODES), ("awc-dmsgd", "backward")]
+SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady")  # what they need; others may be directed
+CHANGING = [
+    (method, "one-peer-hypercube" if method in SYMMETRIC else "one-peer-exponential", True)
+    for method in MIXING
+]
+CASES = [*STATIC, *CHANGING]
 # Methods that differ in kind; with 16 bits the others are slow.
 KINDS = ("dmsgd", "awc-dmsgd", "slowmo", "decentlam", "decentlam-steady", "gt-dmsgd")
+# Of 5 nodes one rests in each step of random pairs; in a mesh they have one or two neighbors.
+RESTING = [*((method, PAIRS, True) for method in KINDS), ("awc-dmsgd", "mesh", True)]
+NODES = [method for method in runs.CLASSES if method != "pmsgd-lars"]
+IN_NODES = [*((method, "auto") for method in NODES), ("awc-dmsgd", "backward")]
 BITS = {
     method: (dtype, topology)
     for method, dtype, topology in zip(
@@ -94,6 +91,9 @@ def scenarios(nodes: int, slow: bool) -> Iterator[runs.Scenario]:
     for method, overlap in IN_NODES:
         options = {"topology": "ring", "overlap": overlap, "processes_per_node": 2}
         yield f"nodes {method} {overlap}", batched.in_nodes, {"method": method, "options": options}
+    options = {**options_of("pmsgd-lars", "ring", True), "processes_per_node": 2}
+    arguments = {"method": "pmsgd-lars", "steps": runs.STEPS, "options": options}
+    yield "nodes pmsgd-lars", batched.trained, arguments
     for method in KINDS:
         yield from with_16_bits(method)
     for name, arguments in LOOKS.items():
@@ -145,6 +145,14 @@ def test_nodes_of_several_processes(method: str, overlap: str) -> None:
     for row, (trajectory, _) in enumerate(rows):
         for x, real in zip(expected, trajectory, strict=True):
             assert (x[row // per_node] - real).abs().max() < 1e-12
+    check_order([posts for _, posts in rows])
+
+
+def test_lars_takes_every_process_for_a_node() -> None:
+    rows = outcomes("nodes pmsgd-lars")
+    hyper = HYPER["pmsgd-lars"]
+    expected = runs.simulate_quadratic("pmsgd-lars", "ring", 4, runs.STEPS, **hyper)
+    runs.assert_equal([trajectory for trajectory, _ in rows], expected)
     check_order([posts for _, posts in rows])
 
 
@@ -487,7 +495,7 @@ FAKE = [
     *((method, "backward", "decay") for method in runs.CLASSES),
     *((method, "backward", "float16") for method in ("dmsgd", "decentlam", "decentlam-steady")),
     *((method, "backward", "bfloat16") for method in ("awc-dmsgd", "decentlam", "gt-dmsgd")),
-    *((method, "auto", "nodes") for method in NODES),
+    *((method, "auto", "nodes") for method in (*KINDS, "pmsgd")),
     *((method, "none", "nodes clipped") for method in ("awc-dmsgd", "decentlam")),
     *((method, "backward", "nesterov") for method in ("pmsgd", "slowmo")),
     *((method, "none", "clipped") for method in ("pmsgd", "decentlam")),
