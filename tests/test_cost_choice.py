@@ -87,8 +87,8 @@ def test_disagreement_has_the_closed_form_of_static_weights_also_when_sampled():
 def measure(processes_per_node: int = 1) -> tuple[Link, tuple[str, str]]:
     network = connect(processes_per_node=processes_per_node)
     link = measure_links(network, seconds=0.4)
-    mine = 0.01 * (1 + dist.get_rank())  # compute times differ; process 0's decides
-    return link, automatic(network, "decentlam", 4_000_000, mine, seconds=0.2)
+    mine = replace(link, latency_seconds=0.01 * (1 + dist.get_rank()))  # process 0's decides
+    return link, automatic(network, "decentlam", 4_000_000, mine)
 
 
 def test_links_are_measured_alike_on_every_node():
@@ -96,7 +96,7 @@ def test_links_are_measured_alike_on_every_node():
     assert all(result == results[0] for result in results)
     link, (name, reason) = results[0]
     assert 1e-6 < link.latency_seconds < math.inf and 0 < link.bytes_per_second < 1e12
-    assert name in decentlam.TOPOLOGIES and reason.startswith(name)
+    assert name in decentlam.TOPOLOGIES and reason.startswith(name) and " 10000 us" in reason
 
 
 def measure_and_leave() -> tuple[Link, str]:
@@ -119,7 +119,7 @@ def test_a_node_that_does_not_answer_is_named_and_nobody_hangs():
 
 def test_one_node_alone_has_nothing_to_measure():
     assert measure_links(connect()) == Link()
-    assert automatic(connect(), "decentlam", 1000)[0] == "complete"
+    assert automatic(connect(), "decentlam", 1000, Link())[0] == "complete"
 
 
 SLOW, FAST = Link(1e-4, 1e5), Link(0.0, 1e15)  # beyond any doubt about this machine

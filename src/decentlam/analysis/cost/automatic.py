@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from decentlam.algorithms import Algorithm, always_everyone, check_compatible, make
-from decentlam.analysis.cost.links import measure_links, measure_memory
 from decentlam.analysis.cost.model import NOMINAL, Calibration, predict
 from decentlam.analysis.cost.values import Compute, Job, Link
 from decentlam.analysis.stability import choose
@@ -140,35 +138,26 @@ def automatic(
     network: Network,
     algorithm: str | Algorithm,
     model_bytes: int,
-    compute_seconds: float | None = None,
+    link: Link,
     *,
     overlap: str | bool = "backward",
     bucket_bytes: int = 0,
     stable: str = "auto",
-    seconds: float = 1.0,
-    timeout_seconds: float = 60.0,
-    device: torch.device | None = None,
     shared_memory: bool = False,
     symmetric: bool = False,
-    link: Link | None = None,
 ) -> tuple[str, str]:
-    """Measures the links of a running network and chooses; the same answer on every node.
+    """Chooses for the measured link of a running network; the same answer on every node.
 
     All processes call it together. Process 0 decides and tells the others, so that no difference
-    in rounding or in `compute_seconds` can part them. With `shared_memory` nothing is sent, and the
-    speed of memory is measured instead. Nothing is measured if `link` was before.
+    in rounding or in `link` can part them. With `shared_memory` the link is that of
+    `measure_memory`, and the reason says so.
     """
-    if link is None and shared_memory:
-        link = measure_memory(network, timeout_seconds)
-    elif link is None:
-        link = measure_links(network, seconds, timeout_seconds, device)
     answer = ("", "")
     if network.rank == 0:
         job = Job(model_bytes, bucket_bytes, processes_per_node=network.processes_per_node)
-        compute = None if compute_seconds is None else Compute.split(compute_seconds)
         try:
             criteria = Criteria(overlap=overlap, stable=stable, symmetric=symmetric)
-            answer = choose_topology(network.num_nodes, link, job, algorithm, compute, criteria)
+            answer = choose_topology(network.num_nodes, link, job, algorithm, criteria=criteria)
         except Exception as error:  # the others wait for an answer
             answer = "", str(error) or repr(error)
     name, reason = network.gather(answer)[0]

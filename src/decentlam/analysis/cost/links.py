@@ -21,12 +21,7 @@ _TAG = 1 << 12  # far from the script's own messages (0) and below the optimizer
 _PLACE = "measuring the links"
 
 
-def measure_links(
-    network: Network,
-    seconds: float = 1.0,
-    timeout_seconds: float = 60.0,
-    device: torch.device | None = None,
-) -> Link:
+def measure_links(network: Network, seconds: float = 1.0, timeout_seconds: float = 60.0) -> Link:
     """The slowest link of the network, the same answer on every node; all must call it together.
 
     All nodes exchange in pairs at once, as one-peer topologies do, with partners that change. The
@@ -39,8 +34,8 @@ def measure_links(
     """
     if network.num_nodes == 1:
         return Link()
-    where = network.device if network.is_nccl else torch.device("cpu")
-    meter = _Meter(network, device or where, timedelta(seconds=timeout_seconds))
+    device = network.device if network.is_nccl else torch.device("cpu")
+    meter = _Meter(network, device, timedelta(seconds=timeout_seconds))
     for number in range(_REPEATS):  # connections are made at the first message
         meter.exchange(number, _SMALL)
     tiny = meter.agree(sorted(meter.exchange(k, _SMALL) for k in range(_REPEATS))[_REPEATS // 2])
