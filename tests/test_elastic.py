@@ -118,7 +118,7 @@ def test_a_heartbeat_that_cannot_be_is_refused(seconds: object) -> None:
 def run_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Membership]:
     """An elastic run whose only member is this process."""
     monkeypatch.setattr(generations, "_current", None)
-    yield generations.begin(dist.HashStore(), rank=0, num_processes=1, timeout=60.0, wait=60.0)
+    yield generations.begin(Membership(dist.HashStore(), 0, 1, timeout=60.0, wait=60.0))
     watch.stop()
     dist.destroy_process_group()
 

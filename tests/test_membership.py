@@ -134,7 +134,7 @@ def test_where_there_is_no_spare_the_end_of_the_store_is_told(
     no_run: None, served: tuple[int, dist.Store]
 ) -> None:
     pid, store = served
-    run = generations.begin(store, 0, 1, timeout=20.0, wait=20.0)
+    run = generations.begin(member(store))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(StoreGoneError, match="the rendezvous store is gone"):
         elastic.renew(run, lambda: None, lambda: None)
@@ -174,7 +174,7 @@ def test_only_a_store_that_no_launcher_of_ours_has_may_be_left(
 
 
 def test_a_store_that_cannot_be_moved_to_is_not_taken_for_the_runs(no_run: None) -> None:
-    run = generations.begin(dist.HashStore(), 0, 1, timeout=20.0, wait=20.0, host="127.0.0.1")
+    run = generations.begin(member(dist.HashStore(), host="127.0.0.1"))
     (address,) = run.generation.stores
     _, broken = spare.connect(address)
     dist.PrefixStore(spare.PREFIX, broken).set("generation/0", "no generation")
@@ -206,7 +206,7 @@ def test_nobody_waits_for_a_store_that_was_left() -> None:
 
 
 def test_generations_before_the_one_of_the_next_step_are_forgotten(no_run: None) -> None:
-    run = generations.begin(dist.HashStore(), 0, 1, timeout=20.0, wait=20.0)
+    run = generations.begin(member(dist.HashStore()))
     for step in range(5):
         run.renew(step, whole=True, everyone=False)
     assert [g.number for g in run._past] == [5]
@@ -216,7 +216,7 @@ def test_generations_before_the_one_of_the_next_step_are_forgotten(no_run: None)
 def test_a_step_that_is_finished_alone_is_told(
     no_run: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    generations.begin(dist.HashStore(), 0, 1, timeout=20.0, wait=20.0)
+    generations.begin(member(dist.HashStore()))
     optimizer = decentlam.DmSGD(torch.nn.Linear(2, 1).parameters(), lr=0.1, elastic=True)
     optimizer.runtime._give_up(ExchangeError("node 1 is slow"))
     assert "a step is finished without neighbors: node 1 is slow" in caplog.text

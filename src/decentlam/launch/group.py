@@ -21,6 +21,7 @@ from decentlam.exchange.base import exchange_errors
 from decentlam.exchange.network import can_form_lazily
 from decentlam.launch.place import LAUNCHED, Place, find_place, in_batch_script, meeting_point
 from decentlam.membership import generations, spare, watch
+from decentlam.membership.generations import Membership
 from decentlam.membership.store import ask, within
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,8 @@ def _enter(place: Place, host: str, timeout_seconds: float, wait: float) -> None
     addresses, run = spare.read_addresses(named)
     store = spare.find_run(addresses, wait, run) or _store(place, wait)
     notes, size = spare.file_named(named), place.num_processes
-    generations.begin(store, place.rank, size, timeout_seconds, wait, address, notes)
+    member = Membership(store, place.rank, size, timeout_seconds, wait, address, notes)
+    generations.begin(member)
 
 
 def _own_device(place: Place) -> torch.device | None:

@@ -62,7 +62,7 @@ class Membership:
         num_processes: int,
         timeout: float,
         wait: float,
-        host: str | None = None,
+        host: str | None = None,  # the address at which a spare store listens, if there is one
         notes: Path | None = None,
     ) -> None:
         if not hasattr(store, "clone"):
@@ -447,21 +447,12 @@ def _new_number(store: Any) -> int | None:
 _current: Membership | None = None
 
 
-def begin(
-    store: dist.Store,
-    rank: int,
-    num_processes: int,
-    timeout: float,
-    wait: float,
-    host: str | None = None,
-    notes: Path | None = None,
-) -> Membership:
-    """Enters an elastic run, a new one or one that is under way. Where there is a `host`, a spare
-    store listens at this address; in `notes` newcomers find all of them."""
+def begin(run: Membership) -> Membership:
+    """Enters an elastic run, a new one or one that is under way."""
     global _current
-    _current = Membership(store, rank, num_processes, timeout, wait, host, notes)
-    _current.enter()
-    return _current
+    _current = run
+    run.enter()
+    return run
 
 
 def current() -> Membership | None:
