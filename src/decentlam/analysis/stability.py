@@ -12,18 +12,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm, always_everyone, check_lr, make
 from decentlam.analysis.linear_map import LinearMap
+from decentlam.options import Stable
 from decentlam.topology import Topology, complete, resolve
 
 log = logging.getLogger(__name__)
 
-CHOICES = ("auto", "refuse", "ignore")
+CHOICES = get_args(Stable)
 Curvature = float | Sequence[float] | np.ndarray | Tensor
 _LARGEST = 600  # rows of a matrix whose eigenvalues are computed one and all
 _LONGEST = 4000  # steps of a period, or of a run, that are followed
