@@ -186,7 +186,7 @@ def test_an_automatic_topology_is_one_that_16_bits_can_use() -> None:
 
 @pytest.mark.parametrize(
     ("option", "why"),
-    [({"topology": "auto"}, "topology with a name"), ({"nonfinite": "ignore"}, "for ever")],
+    [({"topology": "auto"}, "choose a topology such as"), ({"nonfinite": "ignore"}, "for ever")],
 )
 def test_what_does_not_go_together_is_refused(option: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):

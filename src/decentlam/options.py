@@ -151,8 +151,8 @@ class Options:
             return
         if self.topology == "auto":
             raise ValueError(
-                "message_dtype=torch.int8 needs a topology with a name; topology='auto' works with "
-                "torch.float16"
+                "message_dtype=torch.int8 does not work with topology='auto'; choose a topology "
+                "such as 'ring', or use torch.float16"
             )
         if self.nonfinite == "ignore":
             raise ValueError(
