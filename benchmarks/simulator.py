@@ -37,7 +37,7 @@ class Ring:
         net = ring(n)
         x0, self.gradient = torch.randn(n, columns), torch.randn(n, columns)
         self.nodes = Nodes("decentlam", net, x0, momentum=0.9)
-        self.mix = DenseMix(net)
+        self.dense = DenseMix(net)
         copies = max(2, -(-POOL_BYTES // x0.nbytes))
         pool = [torch.randn(n, columns) for _ in range(copies)]
         widths = column_blocks(x0)
@@ -53,7 +53,7 @@ class Ring:
 
     def mix(self) -> None:
         for block in next(self.blocks):
-            self.mix(block, 0, Reach.NEIGHBORS)
+            self.dense(block, 0, Reach.NEIGHBORS)
 
     def memory_pass(self) -> None:
         self.out.copy_(next(self.messages))
