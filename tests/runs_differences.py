@@ -164,10 +164,13 @@ def resumed(process_group: Group, method: str, path: str, **options: Any) -> tup
     return flat(model), flat(other)
 
 
-def equal_data(process_group: Group) -> int:
-    """How often nodes whose first messages are all the same say so."""
-    _, model, optimizer = start(process_group, "dmsgd", topology="ring", message_dtype=HALF)
-    train(optimizer, model, 0, range(3))
+def equal_data(process_group: Group, own: bool, lr: float) -> int:
+    """How often nodes whose first messages are all the same in 16 bits say so; with data of their
+    own, or with those of one."""
+    node, model, optimizer = start(
+        process_group, "dmsgd", topology="ring", message_dtype=HALF, lr=lr
+    )
+    train(optimizer, model, node if own else 0, range(3))
     return optimizer.runtime._equal._equal
 
 

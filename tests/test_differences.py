@@ -63,7 +63,9 @@ scenarios.add(
 )  # fmt: skip
 scenarios.add("refused", differences.refused)
 scenarios.add("more", differences.more_parameters)
-scenarios.add("equal data", differences.equal_data)
+scenarios.add("equal data", differences.equal_data, own=False, lr=differences.LR)
+scenarios.add("own data", differences.equal_data, own=True, lr=differences.LR)
+scenarios.add("tiny steps", differences.equal_data, own=True, lr=1e-6)
 scenarios.add("large", differences.large)
 scenarios.add("automatic", differences.automatic)
 
@@ -159,6 +161,8 @@ def test_parameters_added_later_are_told_whole_first() -> None:
 
 def test_nodes_that_train_on_the_same_data_are_noticed_in_16_bits() -> None:
     assert scenarios.outcomes("equal data") == [2] * N
+    assert scenarios.outcomes("own data") == [0] * N
+    assert scenarios.outcomes("tiny steps") == [0] * N  # of which 16 bits show nothing
 
 
 @pytest.mark.parametrize("size", [1, BLOCK, BLOCK + 1, 10 * BLOCK + 7])

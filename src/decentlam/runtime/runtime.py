@@ -449,7 +449,9 @@ class Runtime:
                 raise
 
     def _look_at_first_messages(self, round: Round, plan: Plan) -> None:
-        if self._equal.looking and round.number == 0 and plan.step.lr > 0 and not round.skipped:
+        if not self._equal.looking or plan.step.lr == 0 or round.skipped:
+            return
+        if round is max(self.rounds, key=lambda each: len(each.shard.x)):  # it tells most
             self._equal.note(round.mixed_with_the_same(plan), self.network.node)
 
     @property
