@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import decentlam
+from decentlam.runtime import bucket
 
 
 class Branches(nn.Module):
@@ -124,14 +126,17 @@ def checkpointed(process_group: Group, reentrant: bool, overlap: str) -> list[Te
     return train(optimizer, model, node, range(4), mlp_loss)
 
 
+PIECE = 1000  # elements that the runtime handles at once, in place of half a million
+
+
 class Large(nn.Module):
     """More elements than the runtime handles in one piece, and not a multiple of that."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.first = nn.Parameter(torch.randn(100_003, dtype=torch.float64))
-        self.second = nn.Parameter(torch.randn(40_001, dtype=torch.float64))
+        self.first = nn.Parameter(torch.randn(2 * PIECE + 3, dtype=torch.float64))
+        self.second = nn.Parameter(torch.randn(402, dtype=torch.float64))
 
 
 def large_loss(model: nn.Module, node: int, step: int) -> Tensor:
@@ -141,8 +146,26 @@ def large_loss(model: nn.Module, node: int, step: int) -> Tensor:
 def large(process_group: Group, method: str, per_node: int = 1) -> list[Tensor]:
     rank = dist.get_rank(process_group)
     model = Large(seed=rank)
-    optimizer = build(method, model, process_group, bucket_bytes=10**7, processes_per_node=per_node)
-    return train(optimizer, model, rank, range(4), large_loss)
+    options = {"bucket_bytes": 10**7, "processes_per_node": per_node}
+    with unittest.mock.patch.object(bucket, "CHUNK", PIECE):
+        optimizer = build(method, model, process_group, **options)
+        (cut,) = cut_parameters(optimizer)
+        assert cut is model.first
+        return train(optimizer, model, rank, range(4), large_loss)
+
+
+def cut_parameters(optimizer: decentlam.DecentralizedOptimizer) -> list[Tensor]:
+    """Those that this process updates in more than one piece."""
+    found = []
+    for round in optimizer.runtime.rounds:
+        its, shard = round.bucket, round.shard
+        cuts = [shard.place.start + piece.start for _, _, piece in shard._pieces[1:]]
+        found += [
+            p
+            for p, span in zip(its.params, its.spans, strict=True)
+            if any(span.start < cut < span.stop for cut in cuts)
+        ]
+    return found
 
 
 def no_backward_at_all(process_group: Group) -> list[Tensor]:

@@ -7,9 +7,11 @@ import copy
 import pytest
 import torch
 from one_node import Net, assert_close, flat, one_step_each
+from runs_models import cut_parameters
 from torch import Tensor, nn
 
 import decentlam
+from decentlam.algorithms.kernels import CHUNK
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -60,10 +62,12 @@ def test_dtypes_may_be_mixed_in_one_group() -> None:
 
 
 def test_parameters_larger_than_one_piece() -> None:
-    ours = [nn.Parameter(torch.ones(n, dtype=torch.float64)) for n in (100_003, 40_001)]
+    ours = [nn.Parameter(torch.ones(n, dtype=torch.float64)) for n in (CHUNK + 3, 40_001)]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
     optimizer = decentlam.DecentLaM(ours, **hyper)
+    (cut,) = cut_parameters(optimizer)
+    assert cut is ours[0]
     reference = torch.optim.SGD(theirs, **hyper)
     for step in range(3):
         for params, opt in ((ours, optimizer), (theirs, reference)):
