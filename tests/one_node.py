@@ -24,6 +24,8 @@ MOMENTUM_METHODS: dict[str, tuple[Factory, dict[str, Any]]] = {
     "QGDmSGD": (decentlam.QGDmSGD, {}),
     "D2DmSGD": (decentlam.D2DmSGD, {}),
     "DecentLaM": (decentlam.DecentLaM, {}),
+    "SteadyDecentLaM": (decentlam.SteadyDecentLaM, {}),
+    "GTDmSGD": (decentlam.GTDmSGD, {}),
 }
 every_method = pytest.mark.parametrize("method", MOMENTUM_METHODS)
 

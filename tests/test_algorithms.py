@@ -12,7 +12,7 @@ from trajectories import METHODS, MOMENTUM_METHODS, Problem, method_id, with_zer
 
 import decentlam
 from decentlam import topology
-from decentlam.algorithms import ALGORITHMS, Algorithm, Reach, Step, lr_ratio, make
+from decentlam.algorithms import ALGORITHMS, Algorithm, PmSGD, Reach, Step, lr_ratio, make
 from decentlam.simulation.simulate import Nodes, column_blocks
 
 
@@ -214,6 +214,21 @@ def test_blocks_of_columns_do_not_change_the_run(name: str) -> None:
 def test_momentum_outside_zero_to_one_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\)"):
         make(name, beta=value)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("method", [m for m in METHODS if m[0] != "dsgd"], ids=method_id)
+def test_alone_every_method_is_momentum_sgd(method: tuple[str, dict], nesterov: bool) -> None:
+    """Or LARS, if that is the method; a slow momentum is left out too."""
+    name, hyper = method
+    algorithm = make(name, momentum=0.7, nesterov=nesterov, **hyper)
+    expected = algorithm if name == "pmsgd-lars" else PmSGD(0.7, nesterov)
+    assert algorithm.alone() == expected
+    assert all(form.alone() == expected for form in algorithm.steady())
+
+
+def test_alone_dsgd_is_sgd() -> None:
+    assert make("dsgd").alone() == PmSGD(0.0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

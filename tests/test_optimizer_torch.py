@@ -1,4 +1,8 @@
-"""One process without a group takes the steps of torch.optim.SGD, under any scheduler."""
+"""One process without a group takes the steps of torch.optim.SGD, under any scheduler.
+
+Every method's `alone()` is one algorithm, as tests/test_algorithms.py shows. So what its class does
+by itself is tested for all of them, and what happens to that algorithm for DecentLaM.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,61 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from one_node import Net, assert_close, build, every_method, flat, loss_of, one_step_each, train
+from one_node import (
+    MOMENTUM_METHODS,
+    Net,
+    assert_close,
+    build,
+    every_method,
+    flat,
+    loss_of,
+    one_step_each,
+    train,
+)
 from torch.optim import lr_scheduler
 
 import decentlam
+from decentlam.algorithms import ALGORITHMS, PmSGD, make
 
 # The same numbers as torch.optim.SGD ------------------------------------------------------------
 
 
-@every_method
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-@pytest.mark.parametrize("overlap", [True, False])
-def test_one_node_is_momentum_sgd(
-    method: str, nesterov: bool, weight_decay: float, overlap: bool
-) -> None:
+def test_one_node_is_momentum_sgd(nesterov: bool, weight_decay: float) -> None:
     hyper = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, "weight_decay": weight_decay}
     ours, theirs = Net(), Net()
-    optimizer = build(method, ours.parameters(), overlap=overlap, **hyper)
+    optimizer = build("DecentLaM", ours.parameters(), **hyper)
     reference = torch.optim.SGD(theirs.parameters(), **hyper)
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)))
 
 
 @every_method
-def test_one_node_is_momentum_sgd_in_float32(method: str) -> None:
+def test_every_optimizer_runs_momentum_sgd_on_one_node(method: str) -> None:
+    """And has nothing to hide behind backward, whatever overlap it is given."""
+    for nesterov, overlap in ((False, False), (True, True), (True, "forward"), (False, "auto")):
+        hyper = {"momentum": 0.8, "nesterov": nesterov}
+        optimizer = build(method, Net().parameters(), lr=0.1, overlap=overlap, **hyper)
+        assert optimizer.algorithm == PmSGD(0.8, nesterov)
+        assert optimizer.runtime.overlap.mode == "none"
+
+
+def test_no_optimizer_with_momentum_is_left_out() -> None:
+    listed = {type(build(method, Net().parameters()).method) for method in MOMENTUM_METHODS}
+    assert listed == {type(make(name)) for name in ALGORITHMS if name != "dsgd"}
+
+
+def test_one_node_is_momentum_sgd_in_float32() -> None:
     ours, theirs = Net(torch.float32), Net(torch.float32)
-    optimizer = build(method, ours.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)), 1e-5)
 
 
-@every_method
-def test_a_graph_of_old_values_is_refused(method: str) -> None:
+def test_a_graph_of_old_values_is_refused() -> None:
     """As with torch.optim: backward after step() would mix old activations with new weights."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    optimizer = build(method, model.parameters(), lr=0.1)
+    optimizer = build("DecentLaM", model.parameters(), lr=0.1)
     loss = model(torch.ones(2, 3)).sum()
     loss.backward(retain_graph=True)
     optimizer.step()
@@ -50,11 +74,10 @@ def test_a_graph_of_old_values_is_refused(method: str) -> None:
         loss.backward()
 
 
-@every_method
-def test_a_graph_through_what_did_not_move_is_not_refused(method: str) -> None:
+def test_a_graph_through_what_did_not_move_is_not_refused() -> None:
     """A layer that was frozen later is as it was, and its activations are still right."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    optimizer = build(method, model.parameters(), lr=0.1)
+    optimizer = build("DecentLaM", model.parameters(), lr=0.1)
     model[1].requires_grad_(False)
     prompt = torch.ones(2, 3, requires_grad=True)
     kept = model[1](prompt).sum()
@@ -71,12 +94,11 @@ def test_dsgd_on_one_node_is_sgd() -> None:
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)))
 
 
-@every_method
-def test_parameter_without_gradient_is_left_alone(method: str) -> None:
+def test_parameter_without_gradient_is_left_alone() -> None:
     """No decay, no momentum while it is unused, and its momentum waits for it."""
     ours, theirs = Net(), Net()
     hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
-    optimizer = build(method, ours.parameters(), **hyper)
+    optimizer = build("DecentLaM", ours.parameters(), **hyper)
     reference = torch.optim.SGD(theirs.parameters(), **hyper)
     for step in range(12):
         used = step in (2, 3, 7, 11)
@@ -110,10 +132,9 @@ def test_groups_have_their_own_lr_decay_and_momentum(method: str) -> None:
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)))
 
 
-@every_method
-def test_groups_can_be_changed_between_steps(method: str) -> None:
+def test_groups_can_be_changed_between_steps() -> None:
     ours, theirs = Net(), Net()
-    optimizer = build(method, ours.parameters(), lr=0.1, momentum=0.9)
+    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     for step in range(20):
         for opt in (optimizer, reference):
@@ -126,10 +147,9 @@ def test_groups_can_be_changed_between_steps(method: str) -> None:
         assert_close(a, b)
 
 
-@every_method
-def test_add_param_group_mid_run(method: str) -> None:
+def test_add_param_group_mid_run() -> None:
     ours, theirs = Net(), Net()
-    optimizer = build(method, ours.first.parameters(), lr=0.1, momentum=0.9)
+    optimizer = build("DecentLaM", ours.first.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.first.parameters(), lr=0.1, momentum=0.9)
     assert_close(train(ours, optimizer, range(4)), train(theirs, reference, range(4)))
     optimizer.zero_grad()
@@ -185,10 +205,10 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("method", ["DecentLaM", "QGDmSGD", "SlowMo", "AWCDmSGD heavy ball"])
-def test_scheduler_gives_what_it_gives_sgd(scheduler: str, method: str) -> None:
+def test_scheduler_gives_what_it_gives_sgd(scheduler: str) -> None:
+    """What rates that change mean to each method: tests/test_algorithms_reference.py."""
     ours, theirs = Net(), Net()
-    optimizer = build(method, ours.parameters(), lr=0.1, momentum=0.9)
+    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     a = train(ours, optimizer, range(25), SCHEDULERS[scheduler](optimizer))
     b = train(theirs, reference, range(25), SCHEDULERS[scheduler](reference))

@@ -110,7 +110,7 @@ class Algorithm(ABC):
     needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
     reads_sent: ClassVar[bool] = False  # True: `update` forms its message anew without `step.sent`
     update_reads_g: ClassVar[bool] = True  # False: `update` knows all it needs from the mix
-    bears_change: ClassVar[bool] = True  # False: only its steady form stands random weights
+    stands_changing_weights: ClassVar[bool] = True  # False: only its steady form does
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
 

@@ -24,7 +24,7 @@ class DecentLaM(Algorithm):
     nesterov: bool = False
     buffers = ("v",)
     update_reads_g = False
-    bears_change = False
+    stands_changing_weights = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)

@@ -243,7 +243,7 @@ def stable_form(
     check_compatible(method, topology)
     patient = options.patience_seconds is not None and topology.num_nodes > 1
     asked = method
-    if patient and options.stable == "auto" and not method.bears_change:
+    if patient and options.stable == "auto" and not method.stands_changing_weights:
         asked = method.steady()[0]
     algorithm, topology, note = choose(asked, topology, options.stable)
     if asked is not method:
