@@ -20,6 +20,10 @@ def random_state(algorithm: Algorithm, x: torch.Tensor) -> dict[str, torch.Tenso
     return {name: torch.randn_like(buffer) for name, buffer in algorithm.init(x).items()}
 
 
+def test_no_algorithm_is_left_out() -> None:
+    assert {name for name, _ in METHODS} == ALGORITHMS.keys()
+
+
 @pytest.mark.parametrize("index", [0, 3, 47])
 @pytest.mark.parametrize("shape", [(6,), (4, 6)], ids=["one node", "stacked"])
 @pytest.mark.parametrize("method", METHODS, ids=method_id)
