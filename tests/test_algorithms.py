@@ -44,7 +44,7 @@ def test_message_writes_nothing(
 
 
 @pytest.mark.parametrize("method", METHODS, ids=method_id)
-def test_update_reads_g_only(method: tuple[str, dict]) -> None:
+def test_update_writes_no_g(method: tuple[str, dict]) -> None:
     torch.manual_seed(0)
     algorithm = make(method[0], **method[1])
     x, g = torch.randn(4, 6), torch.randn(4, 6)
@@ -60,7 +60,11 @@ def test_update_reads_g_only(method: tuple[str, dict]) -> None:
     assert torch.equal(g, before)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=method_id)
+@pytest.mark.parametrize(
+    "method",
+    [method for method in METHODS if not make(method[0], **method[1]).update_reads_g],
+    ids=method_id,
+)
 @pytest.mark.parametrize("index", [0, 3, 47])
 def test_an_update_that_reads_no_g_says_so_truly(method: tuple[str, dict], index: int) -> None:
     """Who says so is not given one with weight decay."""
@@ -75,7 +79,7 @@ def test_an_update_that_reads_no_g_says_so_truly(method: tuple[str, dict], index
         new, buffers = x.clone(), {name: t.clone() for name, t in state.items()}
         algorithm.update(new, given, mixed, buffers, step)
         found.append([new, *buffers.values()])
-    assert algorithm.update_reads_g or all(map(torch.equal, *found))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("lr", [0.1, 1e-17, 1e-40, 0.0])  # schedules end near zero
@@ -158,16 +162,16 @@ def test_state_has_the_declared_names_and_starts_at_zero_or_at_x(name: str) -> N
         assert not buffer.any() or torch.equal(buffer, x)  # SlowMo remembers where it began
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_both_precisions_stay_what_they_are(name: str, dtype: torch.dtype) -> None:
+def test_both_precisions_stay_what_they_are_and_agree(name: str) -> None:
     problem = Problem(8)
     x0 = problem.start(equal=True)
-    exact = decentlam.simulate(name, "ring", x0, problem.torch_gradient, 0.05, 50)
-    x = decentlam.simulate(name, "ring", x0.to(dtype), problem.torch_gradient, 0.05, 50)
-    assert x.dtype == dtype
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
-    np.testing.assert_allclose(x.double(), exact, rtol=0, atol=tolerance)
+    double, single = (
+        decentlam.simulate(name, "ring", x0.to(dtype), problem.torch_gradient, 0.05, 50)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert (double.dtype, single.dtype) == (torch.float64, torch.float32)
+    np.testing.assert_allclose(single.double(), double, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
