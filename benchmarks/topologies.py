@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/topologies.jsonl"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    stability._LARGEST = 3 * max(SIZES)  # exact; and two methods are compared in one way
+    stability._LARGEST = 3 * max(SIZES)  # exact, also where a run would be quicker
     logging.disable(logging.WARNING)  # what ran is in the table
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = options.out.read_text().splitlines() if options.out.exists() else []

@@ -14,6 +14,7 @@ from torch import nn
 
 import decentlam
 from decentlam import algorithms, growth, simulate
+from decentlam.analysis import stability
 from decentlam.analysis.stability import choose, growth_rate, largest_step, relative_bias
 from decentlam.lab import theory
 from decentlam.lab.problems import linear_regression
@@ -493,3 +494,16 @@ def test_every_method_is_stable_on_its_default_topology(kind: type) -> None:
     if not algorithms.always_everyone(algorithm):
         assert growth_rate(algorithm, network, batch_steps=40).value < 1
     assert network.max_peers == 1 or kind in (decentlam.D2DmSGD, decentlam.GTDmSGD)
+
+
+def test_bias_is_the_same_by_matrices_by_runs_and_by_one_of_each(monkeypatch):
+    """Large networks have matrices for DSGD, which has one row a node, and runs for DecentLaM."""
+    network, method = resolve("base-2", 16), algorithms.SteadyDecentLaM(0.9)
+    found = []
+    for largest in (600, 8, 30):
+        monkeypatch.setattr(stability, "_LARGEST", largest)
+        stability._disagreement.cache_clear()
+        found.append(stability.relative_bias(method, network))
+    stability._disagreement.cache_clear()
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+    assert found[2] == pytest.approx(found[0], rel=0.05)

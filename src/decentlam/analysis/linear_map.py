@@ -172,7 +172,8 @@ class LinearMap:
         return y.reshape(self.rows, -1).numpy()
 
     def mean_square_cycle(self, period: int) -> float:
-        """The mean square of the model over the cycle it settles in under constant gradients."""
+        """The mean square of the model over the cycle it settles in under constant gradients of
+        mean square 1."""
         gradient = torch.eye(self.members, dtype=torch.float64)
         gradient -= 1 / self.members if self.members > 1 else 0.0
         matrix, pushed = self.matrix(gradient.expand(period, -1, -1))
@@ -183,17 +184,19 @@ class LinearMap:
         for index in range(period):
             y = self.step(y, index, gradient.repeat(self.groups, 1))
             total += float(y[0].square().sum())
-        return total / period
+        return total / period / (self.groups * float(gradient.square().sum()))
 
     def mean_square_run(self, settle: int, steps: int, seed: int) -> float:
-        """The same from a run, for weights that never repeat."""
-        gradient = self.directions(seed)[0]
+        """The same from a run with random gradients, for weights that never repeat."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(1, self.nodes, _DIRECTIONS, generator=generator, dtype=torch.float64)
+        gradient = self._centered(drawn.repeat(1, 1, self.variants))[0]
         y = torch.zeros(self.blocks, *gradient.shape, dtype=torch.float64)
         total = 0.0
         for index in range(settle + steps):
             y = self._step(y, index, gradient)
             total += float(self._centered(y)[0].square().sum()) if index >= settle else 0.0
-        return total / steps
+        return total / steps / float(gradient.square().sum())
 
     def impulse(self, steps: int) -> np.ndarray:
         """How far the model of one node moves in each step after a gradient of 1 in the first."""
