@@ -16,8 +16,8 @@ _SHARE = 0.05  # of a message's time on the wire that latency and calls may take
 _LEAST = 1 << 18  # bytes of a message
 _PARTS = 4  # at least; the first can leave when that much of backward is done
 _MEASURED = 1 << 20  # elements
-_PIECE_SECONDS = 5e-3  # on the wire, of a piece of a message
-_PIECE_BYTES = (1 << 17, 1 << 20)  # least and most
+_PIECE_SECONDS = 1e-2  # on the wire, of a piece of a message
+_PIECE_BYTES = (1 << 17, 1 << 21)  # least and most
 _AHEAD_SECONDS = 1e-2  # that connections take ahead of a slow wire
 _SHORT_SECONDS = 5e-2  # a wire is not slow that carries in this what connections usually take
 _AHEAD_LATENCIES = 4  # at least: an acknowledgement takes two
@@ -40,7 +40,7 @@ def fitting_piece_bytes(link: Link) -> int:
     """Pieces so short that an urgent message does not wait long for one of another.
 
     >>> fitting_piece_bytes(Link(1e-4, 1.25e8)), fitting_piece_bytes(Link(1e-5, 3e9))
-    (625000, 1048576)
+    (1250000, 2097152)
     """
     least, most = _PIECE_BYTES
     size = int(min(max(_PIECE_SECONDS * link.bytes_per_second, least), most))
