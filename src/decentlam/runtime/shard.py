@@ -146,13 +146,13 @@ class Shard:
         if not any(bool(g.any()) for g in gradients):
             return None
         if len(terms) > 1:
-            own = terms[0][1]
-            rounded = next((t.dtype for _, t in terms[1:] if t.dtype is not own.dtype), None)
+            mine = terms[0][1]
+            rounded = next((t.dtype for _, t in terms[1:] if t.dtype is not mine.dtype), None)
             if rounded is not None:  # of small steps nothing is seen in 16 bits
-                seen = own[0].to(rounded) != self.x.to(rounded)
+                seen = mine[0].to(rounded) != self.x.to(rounded)
                 if int(seen.sum()) < _SEEN:
                     return None
-            return all(torch.equal(own.to(t.dtype), t) for _, t in terms[1:])
+            return all(torch.equal(mine.to(t.dtype), t) for _, t in terms[1:])
         (_, _, s), (x, state), g = self._pieces[0], self._cut[0], gradients[0]
         own = plan.algorithm.message(x, _decayed(g, x, plan.step), state, plan.step)
         return isinstance(own, Tensor) and torch.allclose(own, combine(terms)[0, s], 1e-5, 0.0)
