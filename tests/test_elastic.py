@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import launching
+import numpy as np
 import pytest
 import runs
 import runs_elastic
@@ -68,6 +69,11 @@ def test_a_pass_takes_every_sample_once() -> None:
 def test_a_deal_of_nothing_is_refused(samples: object, batch: object) -> None:
     with pytest.raises(ValueError, match="must be a whole number of 1 or more"):
         Deal(samples, batch)
+
+
+def test_a_deal_takes_integers_of_numpy() -> None:
+    place = Place(0, 0, (Change(0, 1),))
+    assert len(Deal(np.int64(8), np.int32(2)).indices(place)) == 2
 
 
 def test_a_permutation_is_drawn_once_for_all_batches_of_a_pass(

@@ -152,6 +152,10 @@ def test_a_state_that_is_refused_leaves_everything_as_it_was() -> None:
     before = ours.state_dict()
     with pytest.raises(ValueError, match="Is it of the same model"):
         ours.load_state_dict(theirs.state_dict())
+    damaged = trained(2, lr=9.0).state_dict()
+    damaged["state"][0]["m"] = [1.0, 2.0]
+    with pytest.raises(ValueError, match="is no tensor"):
+        ours.load_state_dict(damaged)
     after = ours.state_dict()
     assert after["param_groups"] == before["param_groups"]
     for name, value in before["state"][0].items():
@@ -177,7 +181,7 @@ def test_what_a_group_cannot_set_for_itself_is_refused(method: Any, given: dict[
         method([{"params": [nn.Parameter(torch.ones(2))], **given}], lr=0.1)
 
 
-def test_what_torchs_sgd_writes_into_its_groups_is_taken() -> None:
-    p = nn.Parameter(torch.ones(2))
-    groups = torch.optim.SGD([p], lr=0.1, momentum=0.9).param_groups
-    assert decentlam.DecentLaM(groups, lr=0.2).param_groups[0]["lr"] == 0.1
+@pytest.mark.parametrize(("method", "momentum"), [(decentlam.DecentLaM, 0.9), (decentlam.DSGD, 0)])
+def test_what_torchs_sgd_writes_into_its_groups_is_taken(method: Any, momentum: float) -> None:
+    groups = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=momentum).param_groups
+    assert method(groups, lr=0.2).param_groups[0]["lr"] == 0.1

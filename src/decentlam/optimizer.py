@@ -170,10 +170,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def _check_copied_alike(self) -> None:
         """Before a copy's first message: copies ask nobody when they are made, and one process may
         have made one alone. Messages of other numbers would never meet."""
-        if self._copied:
-            self._copied = False
-            made = {"number of optimizers built or copied before": self._tag}
+        if self._copied and not self.runtime.exchange.silent:
+            made = {"number of optimizers built or copied before": self._tag // build.TAGS_EACH}
             check_agreement(self.network, made)
+            self._copied = False
 
     def _check_rebuildable(self) -> None:
         """In nodes of several processes the state belongs to buckets, which must stay the same."""
@@ -281,7 +281,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self.runtime.catch_up()
         self.runtime.recall_messages()
         known = ("step", *PAST)  # of another optimizer, if it was there
-        before = len(self.param_groups)
+        before, runtime = len(self.param_groups), self._runtime
         super().add_param_group({k: v for k, v in param_group.items() if k not in known})
         try:
             build.check_parameters(self.param_groups)
@@ -292,7 +292,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 options = dataclasses.replace(options, message_dtype=self._asked_dtype)
             self._build(self.network, options, self.statistics)
         except BaseException:
-            del self.param_groups[before:]  # nothing has changed
+            if self._runtime is runtime:  # nothing has changed
+                del self.param_groups[before:]
             raise
         build.start_equal(self.runtime, self.param_groups, before)
 
@@ -309,7 +310,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         try:
             for round in self.runtime.rounds:
                 round.shard.check_state(self.state)
-        except ValueError:
+        except BaseException:
             self.param_groups, self.state = before
             raise
         self.runtime.use_groups(self.param_groups)
@@ -425,6 +426,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 f"Join waits for everyone in every step, which {given} is to avoid; leave one of "
                 "them out"
             )
+        self._check_copied_alike()  # here, which all processes reach
         return _AnswerNeighbors(self.runtime)
 
     @property
@@ -443,7 +445,8 @@ def _checked(model: object) -> nn.Module | None:
 
 
 def _notify(optimizer: DecentralizedOptimizer | None) -> None:
-    if optimizer is not None and Join.notify_join_context(optimizer) is None:
+    if optimizer is not None:
+        Join.notify_join_context(optimizer)
         optimizer._check_copied_alike()
 
 

@@ -21,7 +21,7 @@ const char *const digest = DIGEST; /* of the sources, by which compiled.py knows
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
 #define VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
-#ifndef __clang__ /* which does not know how to ask for f16c */
+#if !defined(__clang__) && __GNUC__ >= 11 /* others do not know how to ask for f16c */
 #include <immintrin.h>
 #define CONVERTS_FLOAT16 __attribute__((target("avx,f16c")))
 #endif

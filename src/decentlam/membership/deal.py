@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Deal:
     def __post_init__(self) -> None:
         for name in ("samples", "batch"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"Deal: {name} must be a whole number of 1 or more, got {value!r}")
 
     def indices(self, place: Place) -> Tensor:

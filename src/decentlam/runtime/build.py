@@ -65,7 +65,7 @@ from decentlam.topology import Topology, resolve
 
 log = logging.getLogger(__name__)
 
-_TAGS_EACH = 1 << 14  # keep optimizers apart, and from the script's own messages (tag 0)
+TAGS_EACH = 1 << 14  # keep optimizers apart, and from the script's own messages (tag 0)
 _ELASTIC = 1  # the number of the one optimizer that an elastic run has
 _built = _ELASTIC  # the number of the last other one
 _GLANCE_SECONDS = 0.5  # for a look at the links, where the topology does not depend on it
@@ -77,17 +77,17 @@ def next_tag() -> int:
     """The first tag of the messages of a copy, which asks nobody."""
     global _built
     _built += 1
-    return _built * _TAGS_EACH
+    return _built * TAGS_EACH
 
 
 def agreed_tag(network: Network, elastic: bool) -> int:
     """The first tag of the messages of a new optimizer, the same on all processes: one of them may
     have copied an optimizer alone, or failed to build one."""
     if elastic:  # newcomers were not there when the others agreed
-        return _ELASTIC * _TAGS_EACH
+        return _ELASTIC * TAGS_EACH
     global _built
     _built = max(network.gather(_built + 1))
-    return _built * _TAGS_EACH
+    return _built * TAGS_EACH
 
 
 def join(

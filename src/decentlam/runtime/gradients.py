@@ -26,20 +26,26 @@ class WholeGradient:
     network: Network
     step: int
     timeout: timedelta
+    first: bool = False  # of a runtime: what all processes of a node must do alike is checked
 
     def unscale(self, found_inf: Tensor | None, scale: Tensor | None) -> bool:
         """Divides by what a GradScaler multiplied the loss with; False if a gradient overflowed, so
         that the step must leave it out."""
-        if self.step == 0:
+        if self.first:
             self._check_scaler(found_inf is not None)
         if found_inf is None:  # no scaler: nobody looks, and nobody in the node asks
             return True
         if self._any(found_inf):
             return False
         if scale is not None:
-            inverse = scale.double().reciprocal()  # by the device: float(scale) would be a look
             for g in self.tensors:
-                g.mul_(inverse.to(g.device))
+                # By the device: float(scale) would be a look. A float16 has no 1 / scale.
+                wide = torch.promote_types(g.dtype, torch.float32)
+                inverse = scale.to(g.device, wide).reciprocal()
+                if wide is g.dtype:
+                    g.mul_(inverse)
+                else:
+                    g.copy_(g.to(wide).mul_(inverse))
         return True
 
     def finite(self) -> bool:

@@ -13,7 +13,8 @@ from decentlam.algorithms import Algorithm, Step, check_lr, check_number, lr_rat
 
 ParamGroup = dict[str, Any]
 PAST = ("previous_lr", "sync_lr")  # what a group remembers of steps it took
-_SGD = {"dampening": 0, "maximize": False}  # of torch's SGD, which no method here has
+# Of torch's SGD: values that change nothing where a method has no such thing.
+_SGD = {"momentum": 0, "nesterov": False, "dampening": 0, "maximize": False}
 
 
 def named_parameters(groups: Iterable[ParamGroup]) -> Iterator[tuple[str, Tensor]]:
@@ -40,8 +41,10 @@ def _check_keys(group: ParamGroup, method: Algorithm) -> None:
     """Refuses what a group sets for itself and the method would not look at."""
     own = method.hyper()
     fields = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
-    ignored = (fields | {"momentum", "nesterov"}) & group.keys() - own.keys()
-    ignored |= {name for name, usual in _SGD.items() if group.get(name, usual) != usual}
+    ignored = {name for name in fields & group.keys() if name not in {*own, *_SGD}}
+    for name, usual in _SGD.items():
+        if name not in own and group.get(name, usual) != usual:
+            ignored.add(name)
     if ignored:
         allowed = ", ".join(["lr", "weight_decay", *own])
         raise ValueError(

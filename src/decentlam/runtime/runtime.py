@@ -86,6 +86,7 @@ class Runtime:
         self._thread = Worker()
         self._frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
         self._synchronizing = True  # not inside no_sync()
+        self._first = True  # no whole gradient was prepared yet
         self._open = False  # between the first message of a step and its end
         self._ending: Ending | None = None
         # Only with elastic=True: what ended the exchange with the others, and the first step that
@@ -238,9 +239,9 @@ class Runtime:
         """Once per step, before the first message: all receives are posted."""
         if self._open:
             return
-        self._open = True
         if self._notify is not None and not absent:  # who is absent has joined already
             self._notify()
+        self._open = True
         self.statistics.begin()
         exchange, index = self.exchange, self.index
         exchange.begin(index)
@@ -363,7 +364,8 @@ class Runtime:
             bucket.gather_gradients()
         found = [g for bucket in self.buckets for g in bucket.gradients()]
         options, timeout = self.options, timedelta(seconds=self.options.wait_seconds)
-        whole = WholeGradient(found, self.network, self.index, timeout)
+        first, self._first = self._first, False
+        whole = WholeGradient(found, self.network, self.index, timeout, first)
         if not whole.unscale(found_inf, scale):
             return True
         if options.nonfinite == "skip" and not whole.finite():

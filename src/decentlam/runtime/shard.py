@@ -148,7 +148,8 @@ class Shard:
         if len(terms) > 1:
             mine = terms[0][1]
             rounded = next((t.dtype for _, t in terms[1:] if t.dtype is not mine.dtype), None)
-            if rounded is not None:  # of small steps nothing is seen in 16 bits
+            # Of small steps nothing is seen in 16 bits.
+            if rounded is not None and plan.algorithm.needs_gradient:
                 seen = mine[0].to(rounded) != self.x.to(rounded)
                 if int(seen.sum()) < _SEEN:
                     return None
@@ -218,6 +219,8 @@ class Shard:
         for p, views in self.state_views():
             for name, view in views.items():
                 value = saved.get(p, {}).get(name)
+                if value is not None and not isinstance(value, Tensor):
+                    raise ValueError(f"state {name!r} is no tensor but {type(value).__name__}")
                 if value is not None and value.shape != view.shape:
                     raise ValueError(
                         f"state {name!r} has shape {tuple(value.shape)}, here it is "
