@@ -38,7 +38,7 @@ def test_the_store_of_a_local_run_listens_on_loopback_only() -> None:
 
 def test_processes_compare_versions_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = decentlam.DecentLaM([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    given = (optimizer.method, decentlam.options.Options(), optimizer.param_groups, 0)
+    given = (optimizer.method, decentlam.options.Options(), optimizer.param_groups)
     before = facts_of(*given)
     monkeypatch.setattr(decentlam, "__version__", "0.0.7")
     monkeypatch.setattr(torch, "__version__", "1.0")
