@@ -5,8 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
-LOOPS := $(wildcard src/decentlam/algorithms/loops.c src/decentlam/algorithms/loops.h)
-PATHS = $(wildcard src tests benchmarks examples scripts hatch_build.py)
+PATHS = $(wildcard src tests benchmarks examples scripts)
 
 # Where this is set, each of the many processes of a test run would compile every file anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +20,7 @@ help: ## list the targets
 
 demo: $(READY) ## 8 real processes train with PmSGD, DmSGD and DecentLaM; a table and a report
 	rm -rf out/demo
-	$(BIN)/python -m decentlam.launch -n 8 examples/compare.py out/demo
+	$(BIN)/torchrun --nproc-per-node 8 examples/compare.py out/demo
 
 # A file's tests share processes, so a worker takes whole files, in the order that tests/conftest.py
 # gives. One worker more than two cores have: tests also wait, for timeouts and for each other.
@@ -89,11 +88,10 @@ requirements: $(READY) ## pin the newest versions requirements.in allows
 
 clean: ## delete .venv, outputs, caches and build artifacts
 	rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache
-	rm -f src/decentlam/algorithms/loops.library
 	find $(PATHS) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # pip fetches uv and nothing else; uv installs the rest.
-$(READY): requirements.txt pyproject.toml hatch_build.py $(LOOPS)
+$(READY): requirements.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "decentlam needs Python 3.11 or newer, but there is no '$(PYTHON)' here." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \

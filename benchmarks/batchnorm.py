@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 from decentlam.lab.recipes import BATCH_NORMS, Recipe
-from decentlam.lab.sweep import name, sweep
+from decentlam.lab.studies.sweep import name, sweep
 from decentlam.lab.train.records import read
 
 CASES = [("label-sorted:2", "decentlam"), ("label-sorted:2", "dmsgd"), ("iid", "decentlam")]

@@ -40,10 +40,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import decentlam
+from decentlam.data import Change, Deal, Place
+from decentlam.elastic.membership import current
 from decentlam.errors import LaunchError, MinorityError, RunOverError
-from decentlam.lab.emulation.hosts import INTERFACE, Host, hosts, unavailable
-from decentlam.membership.deal import Deal, Place
-from decentlam.membership.generations import Change, current
+from decentlam.lab.network.hosts import INTERFACE, Host, hosts, unavailable
 
 Note = Callable[..., None]
 PHASES = ("before backward", "in backward", "before step", "in the exchange")
@@ -151,12 +151,9 @@ def train(
     run = current()
     assert run is not None
     generation = run.generation.number
-    spans = [[id(p) for p in bucket.params] for bucket in optimizer.runtime.buckets]
-    names = [id(p) for p in model.pieces]
-    note("began", id=run.me, buckets=[[names.index(p) for p in bucket] for bucket in spans],
-         generation=run.generation.as_json())  # fmt: skip
+    note("began", id=run.me, generation=run.generation.as_json())
     while (step := optimizer.runtime.index) < steps:
-        place, runtime = optimizer.place, optimizer.runtime
+        place = optimizer.place
         indices = deal.indices(place)
         position = deal.position(place)
         number = len(place.history) - 1
@@ -173,13 +170,10 @@ def train(
             _suffer(fault, note)
         if fault is not None and fault.phase == "in the exchange":
             threading.Timer(0.001, _suffer, (fault, note)).start()
-        alone_before = step < runtime.alone_until or optimizer.network.num_nodes == 1
+        single = optimizer.network.num_nodes == 1
         optimizer.step()
         time.sleep(PACE_SECONDS)
-        alone = list(range(len(SIZES))) if alone_before else []
-        if runtime.failure is not None and runtime.finished_alone:
-            alone = sorted({*alone, *runtime.alone_buckets})
-        note("stepped", id=run.me, step=step, alone=alone)
+        note("stepped", id=run.me, step=step, alone=single or optimizer.statistics.alone)
         if run.generation.number != generation:
             generation = run.generation.number
             noticed, formed = run.changed_at
@@ -358,9 +352,6 @@ def check(result: dict[str, Any], steps: int) -> list[str]:
         late = e["kind"] != "LaunchError" or started[e["rank"]] > end - COME_SECONDS
         if e["rank"] not in struck or e["at"] < end or not late:
             wrong.append(f"process {e['rank']} gave up: {e['why']}")
-    for e in events:
-        if e["event"] == "ended" and e["batches"] != steps:
-            wrong.append(f"process {e['id']} has {e['batches']} in its buffer, not {steps}")
     if len(ended) < 2:
         return [*wrong, f"only {len(ended)} came to the end"]
     simulated = simulate(events, steps)
@@ -384,14 +375,9 @@ def generations_of(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def simulate(events: list[dict[str, Any]], steps: int) -> dict[int, Tensor]:
-    """The parameters of every member, from who took part in which step and which of its messages
-    were mixed."""
+    """The parameters of every member, from who took part in which step, and alone or not."""
     a, y = data()
     deal = Deal(SAMPLES, BATCH)
-    bounds = torch.tensor([0, *SIZES]).cumsum(0).tolist()
-    pieces = [range(bounds[k], bounds[k + 1]) for k in range(len(SIZES))]
-    layout = next(e["buckets"] for e in events if e["event"] == "began")
-    buckets = [[i for k in bucket for i in pieces[k]] for bucket in layout]
     generations = generations_of(events)
     took = {(e["id"], e["step"]): e for e in events if e["event"] == "step"}
     alone = {(e["id"], e["step"]): e["alone"] for e in events if e["event"] == "stepped"}
@@ -414,12 +400,10 @@ def simulate(events: list[dict[str, Any]], steps: int) -> dict[int, Tensor]:
                 continue
             x, v = state[member]
             members = generations[took[member, step]["generation"]]["members"]
-            row = decentlam.topology.ring(len(members)).row(members.index(member), step)
             mixed = messages[member].clone()
-            for number, where in enumerate(buckets):
-                if number not in alone[member, step] and len(members) > 1:
-                    parts = [w * messages[members[j]][where] for j, w in row.items()]
-                    mixed[where] = sum(parts)  # type: ignore[assignment]
+            if not alone[member, step]:
+                row = decentlam.topology.ring(len(members)).row(members.index(member), step)
+                mixed = sum(w * messages[members[j]] for j, w in row.items())  # type: ignore[assignment]
             v.mul_(MOMENTUM).add_(x - mixed)
             x.sub_(v)
     return {m: x for m, (x, _) in state.items()}
@@ -459,12 +443,12 @@ def times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if after:
             first = min(json.loads(e["generation"])["number"] for e in after)
             changed = [e for e in after if json.loads(e["generation"])["number"] == first]
-            behind = [json.loads(e["generation"])["step"] - e["step"] for e in changed]
+            skipped = json.loads(changed[0]["generation"])["history"][-1]["skipped"]
             found.append({
                 "kind": fault["kind"], "phase": fault["phase"],
                 "noticed": min(e["noticed"] for e in changed) - fault["at"],
                 "went on": max(e["formed"] for e in changed) - fault["at"],
-                "alone": sum(behind),
+                "skipped": len(skipped),
             })  # fmt: skip
     return found
 
@@ -527,14 +511,14 @@ def table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for fault in row["faults"]:
             by_kind[fault["kind"]].append(fault)
-    print("kind  faults  noticed after s (median, most)  went on after s  steps alone (sum)")
+    print("kind  faults  noticed after s (median, most)  went on after s  steps skipped (sum)")
     for kind, faults in sorted(by_kind.items()):
         columns = []
         for key in ("noticed", "went on"):
             values = sorted(f[key] for f in faults)
             columns.append(f"{values[len(values) // 2]:.2f} {values[-1]:.2f}")
-        alone = sum(f["alone"] for f in faults)
-        print(f"{kind:5} {len(faults):6}  {columns[0]:>30}  {columns[1]:>15}  {alone:>17}")
+        skipped = sum(f["skipped"] for f in faults)
+        print(f"{kind:5} {len(faults):6}  {columns[0]:>30}  {columns[1]:>15}  {skipped:>17}")
     loads = sorted(row["load"] for row in rows)
     print(f"steps repeated: {sum(row['repeated'] for row in rows)}; ", end="")
     print(

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import LR, MOMENTUM, make_model
 
 import decentlam
-from decentlam.membership import watch
+from decentlam.lab.network.contenders import LR, MOMENTUM
+from decentlam.lab.network.models import make_model
+from decentlam.network import heartbeat
 
 CLIENTS_EACH = 32  # of a process that stands for many
 SECONDS = 10.0
@@ -49,11 +50,11 @@ def train(model_name: str, rounds: int, steps: int) -> list[float]:
     for number in range(rounds):
         spent = {}
         for beats in (True, False) if number % 2 else (False, True):
-            watch.stop()
+            heartbeat.stop()
             dist.barrier()
             if beats:
                 prefixed = dist.PrefixStore(f"round {number}", store)
-                watch.start(prefixed, dist.get_rank(), range(dist.get_world_size()))
+                heartbeat.start(prefixed, dist.get_rank(), range(dist.get_world_size()))
             begun = cpu_seconds()
             for _ in range(steps):
                 optimizer.zero_grad()

@@ -34,10 +34,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import decentlam
+from decentlam.data import Deal, Place
+from decentlam.elastic.membership import Change
 from decentlam.lab.data import load
 from decentlam.lab.models import make_model
-from decentlam.membership.deal import Deal, Place
-from decentlam.membership.generations import Change
 
 LR, MOMENTUM, BATCH = 0.05, 0.9, 32
 

@@ -5,10 +5,10 @@
     python benchmarks/versions.py ../before . network.py --bandwidth 1Gbit
 
 Each round runs the benchmark once with either checkout, in an order that alternates. Printed is the
-time of the second over the first for every contender, relative to those that do not run our code
-(local training, DDP, decent-dp and the like; their geometric mean) in the same run: median and, in
-brackets, lowest and highest round. Below 1 the second is faster. The table is printed anew after
-each round, so that a run which is cut short has told what it found.
+time of the second over the first for every contender that both have, relative to those that do not
+run our code (local training, DDP, decent-dp and the like; their geometric mean) in the same run:
+median and, in brackets, lowest and highest round. Below 1 the second is faster. The table is
+printed anew after each round, so that a run which is cut short has told what it found.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-NOT_OURS = ("local only", "DDP", "raw exchange", "bare buckets", "decent-dp")
+NOT_OURS = ("local only", "DDP", "raw exchange", "decent-dp")
 
 
-def run_once(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, float]:
-    """Seconds per iteration of every contender over the others', in one run of the benchmark."""
+def run_once(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, dict[str, float]]:
+    """Return the seconds per iteration by model and contender, in one run of the benchmark."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "seconds.json"
         subprocess.run(
@@ -37,31 +37,20 @@ def run_once(checkout: Path, benchmark: str, arguments: list[str]) -> dict[str, 
             stdout=subprocess.DEVNULL,
         )
         found = json.loads(out.read_text())
-    return of_step(found) if benchmark == "step.py" else of_network(found)
-
-
-def of_step(found: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    if benchmark == "network.py":
+        timed = {r["contender"]: [r["seconds"]] for r in found["records"] if "seconds" in r}
+        found = {"": timed}
     return {
-        f"{model}: {name}": ratio
+        model: {name: statistics.median(values) for name, values in times.items()}
         for model, times in found.items()
-        for name, ratio in relative(times).items()
     }
 
 
-def of_network(found: dict[str, list[dict[str, object]]]) -> dict[str, float]:
-    records = found["records"] if isinstance(found, dict) else found
-    times: dict[str, list[float]] = {}
-    for record in records:
-        if "seconds" in record:
-            times.setdefault(str(record["contender"]), []).append(float(str(record["seconds"])))
-    return relative(times)
-
-
-def relative(times: dict[str, list[float]]) -> dict[str, float]:
-    """To the geometric mean of contenders that do not run our code: one alone is noisier."""
-    middle = {name: statistics.median(values) for name, values in times.items()}
-    base = statistics.geometric_mean(middle[n] for n in middle if n.startswith(NOT_OURS))
-    return {name: value / base for name, value in middle.items()}
+def compare(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Return the ratios of contenders in both, over the geometric mean of those not ours."""
+    ratios = {name: after[name] / seconds for name, seconds in before.items() if name in after}
+    base = statistics.geometric_mean(ratios[name] for name in ratios if name.startswith(NOT_OURS))
+    return {name: ratio / base for name, ratio in ratios.items()}
 
 
 def main() -> None:
@@ -78,9 +67,9 @@ def main() -> None:
             checkout: run_once(checkout, arguments.benchmark, rest)
             for checkout in (order if round % 2 else order[::-1])
         }
-        for name, before in found[arguments.before].items():
-            if name in found[arguments.after]:
-                ratios.setdefault(name, []).append(found[arguments.after][name] / before)
+        for model, before in found[arguments.before].items():
+            for name, ratio in compare(before, found[arguments.after][model]).items():
+                ratios.setdefault(f"{model}: {name}".removeprefix(": "), []).append(ratio)
         report(ratios, round + 1)
 
 

@@ -1,6 +1,6 @@
 """PmSGD, DmSGD and DecentLaM on 8 real processes, digits dealt by label, large batches.
 
-    python -m decentlam.launch -n 8 examples/compare.py [DIRECTORY]
+    torchrun --nproc-per-node 8 examples/compare.py [DIRECTORY]
 
 Prints a table and writes a report. A node sees two or three of the ten digits; momentum amplifies
 what that makes of its model in DmSGD, and not in DecentLaM.

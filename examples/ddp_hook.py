@@ -48,7 +48,6 @@ def decentlam_hook(state: DecentLaMHook, bucket: dist.GradBucket) -> Future[Tens
         for future, own, mix in state.pending:
             mixed = sum(weight * term for weight, term in mix.wait())
             future.set_result((own - mixed) / lr)
-            mix.finish()
         state.pending.clear()
         state.step += 1
     return corrected

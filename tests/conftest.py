@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,19 +18,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The files that take longest, the longest first, so that no worker is left alone with one of them.
 # Whoever adds a file that takes more than some ten seconds puts it here.
 LONGEST = [
-    "optimizer_nodes", "differences", "optimizer_parity", "stability", "runtime", "emulation",
-    "launch_command", "launchers", "cli", "optimizer_deaths", "train", "optimizer_gradients",
-    "store_moves", "forward", "finite_time", "batched", "pieces", "lab", "studies", "elastic",
-    "optimizer_models", "mistakes", "algorithms_special_cases", "detection_train", "patience",
-    "surroundings", "topology", "predict", "optimizer_torch", "fuzz", "module",
-    "algorithms_reference", "checkpoint", "cost_choice", "optimizer_state", "docs_pages",
-    "shared_memory", "optimizer_several", "optimizer_evaluation", "watch", "launch",
-    "checkpoint_files", "last_step", "imports", "theory", "cost_calibration", "soak", "models",
-    "optimizer_batches", "examples", "train_command", "detection_study",
+    "runtime/test_runtime", "elastic/test_runs", "network/test_heartbeat", "runtime/test_checks",
+    "test_optimizer_in_processes", "exchange/test_neighbors", "runtime/test_models",
+    "runtime/test_nodes", "test_docs_pages", "runtime/test_bucket", "analysis/test_stability",
+    "checkpoint/test_run", "launch/test_init", "launch/test_local", "checkpoint/test_together",
+    "exchange/test_shared_memory", "exchange/test_rounded", "topology/test_finite",
+    "algorithms/test_reference", "simulation/test_module", "test_fuzz", "test_scripts",
+    "checkpoint/test_directory", "runtime/test_overlap", "test_imports", "test_examples",
 ]  # fmt: skip
+ROOT = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers take files in this order, if asked for with --no-loadscope-reorder."""
-    place = {f"test_{name}": k for k, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+    place = {name: k for k, name in enumerate(LONGEST)}
+
+    def order(item: pytest.Item) -> int:
+        within = item.path.is_relative_to(ROOT)
+        name = item.path.relative_to(ROOT).with_suffix("").as_posix() if within else ""
+        return place.get(name, len(LONGEST))
+
+    items.sort(key=order)

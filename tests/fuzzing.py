@@ -1,6 +1,6 @@
 """Thousands of inputs that nobody meant: each is taken, or refused in a sentence; none crashes.
 
-    python tests/fuzzing.py --inputs 2000 --seed 0
+    python -m tests.fuzzing --inputs 2000 --seed 0
 
 Every input is made from the seed and its number, so that one that fails can be tried again.
 """
@@ -23,17 +23,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boxes
-import images
-import runs
-import runs_checkpoint
 import torch
-import written_runs
 
 import decentlam
-from decentlam.lab.cli import app
+from decentlam.lab.commands.app import app
 from decentlam.lab.data import load
-from decentlam.lab.data.detection import load_boxes
+from decentlam.lab.detection import load_boxes
+from tests.helpers.checkpoints import build_run, same_tensors, tensors, trained_run
+from tests.helpers.quadratic import CLASSES
+from tests.lab.data import images
+from tests.lab.detection import boxes
+from tests.lab.report import written_runs
 
 REFUSALS = (ValueError, TypeError, OSError, decentlam.CheckpointError, decentlam.LaunchError)
 LARGE = 10**30
@@ -50,8 +50,8 @@ class Fuzz:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.sound = place / "sound"
-        decentlam.save_checkpoint(self.sound, **runs_checkpoint.trained().parts())
-        self.saved = runs_checkpoint.tensors(runs_checkpoint.trained())
+        decentlam.save_checkpoint(self.sound, **trained_run().parts())
+        self.saved = tensors(trained_run())
         self.run = written_runs.write_run(place / "run")
         self.voc = boxes.write_voc(place / "voc").parent.parent
         self.coco = boxes.write_coco(place / "coco")
@@ -109,7 +109,7 @@ class Fuzz:
         names += ["nesterov", "process_group"]
         given = {name: rng.choice(VALUES) for name in rng.sample(names, rng.randint(1, 2))}
         group = {rng.choice(names[:3]): rng.choice(VALUES)} if rng.random() < 0.3 else {}
-        kind = rng.choice([*runs.CLASSES.values()])
+        kind = rng.choice([*CLASSES.values()])
         model = torch.nn.Linear(2, 1)
 
         def build() -> None:
@@ -151,12 +151,12 @@ class Fuzz:
     def checkpoint(self, rng: random.Random) -> bool:
         copy = self.copied(self.sound)
         damage(rng, [file for file in copy.rglob("*") if file.is_file()])
-        run = runs_checkpoint.build("decentlam")
+        run = build_run("decentlam")
 
         def build() -> None:
             found = decentlam.load_checkpoint(copy, **run.parts())
             assert found.step == 3, "a damaged file changed the step"
-            same = runs_checkpoint.same(runs_checkpoint.tensors(run), self.saved)
+            same = same_tensors(tensors(run), self.saved)
             assert same, "a damaged file changed the run"
 
         return taken(build)

@@ -1,132 +1,184 @@
-"""Digits and Fashion-MNIST are read as they lie in their files."""
+"""Which samples come next: loaders that go on, and dealing to whoever is there."""
 
 from __future__ import annotations
 
-import gzip
-from collections import Counter
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from images import seeded
+from torch import nn
+from torch.utils.data import DistributedSampler, TensorDataset
 
 import decentlam
-from decentlam.lab.data import Batches, feed, load, split
-from decentlam.lab.data.fashion_mnist import DEFAULT_PATH, read_idx
-from decentlam.lab.data.memory import InMemory
-from decentlam.lab.models import make_model
+from decentlam.data import Deal, Place
+from decentlam.elastic.membership import Change
+
+DATA = TensorDataset(torch.arange(21))
 
 
-def test_digits_are_scikit_learns_split_once_and_for_all():
-    from sklearn.datasets import load_digits
+def loader_of(**options: Any) -> decentlam.ResumableLoader:
+    return decentlam.ResumableLoader(DATA, batch_size=4, **{"seed": 3, **options})
 
-    data, again = load("digits"), load("digits")
-    assert (data.classes, data.shape, len(data.labels), data.num_test) == (10, (1, 8, 8), 1437, 360)
-    assert torch.equal(data.images, again.images) and torch.equal(data.labels, again.labels)
-    pixels, targets = load_digits(return_X_y=True)
-    images = torch.cat([data.images, data.test_images]).view(-1, 64)
-    labels = torch.cat([data.labels, data.test_labels])
-    ours = Counter(
-        (*row, label) for row, label in zip(images.tolist(), labels.tolist(), strict=True)
+
+def epoch_of(loader: decentlam.ResumableLoader, batches: int | None = None) -> list[list[int]]:
+    found = []
+    for (batch,) in loader:
+        found.append(batch.tolist())
+        if len(found) == batches:
+            break
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_in_the_midst_of_an_epoch(workers: int) -> None:
+    """With workers too, which have asked for batches that the training has not seen."""
+    whole = loader_of(num_workers=workers)
+    epochs = [epoch_of(whole) for _ in range(3)]
+    assert (
+        sorted(i for batch in epochs[1] for i in batch) == list(range(21))
+        and epochs[0] != epochs[1]
     )
-    theirs = zip(pixels.astype(int).tolist(), targets.tolist(), strict=True)
-    assert ours == Counter((*row, label) for row, label in theirs)
-    assert all(35 <= n <= 37 for n in data.test_labels.bincount())  # in proportion
+    stopped = loader_of(num_workers=workers)
+    assert epoch_of(stopped) == epochs[0]
+    assert epoch_of(stopped, batches=2) == epochs[1][:2]
+    resumed = loader_of(num_workers=workers)
+    resumed.load_state_dict(stopped.state_dict())
+    assert (resumed.epoch, resumed.batches) == (1, 2)
+    assert epoch_of(resumed) == epochs[1][2:]
+    assert epoch_of(resumed) == epochs[2]
 
 
-def test_digits_have_mean_0_and_deviation_1():
-    data = load("digits")
-    inputs, labels = data.train_batch(torch.arange(1437), seeded(0))
-    assert inputs.dtype == torch.float32 and torch.equal(labels, data.labels)
-    assert inputs.mean().item() == pytest.approx(0, abs=1e-4)
-    assert inputs.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_beginning_an_epoch_draws_no_random_numbers_of_the_training(workers: int) -> None:
+    """Else a resumed epoch, which begins twice, would drop out other units. Seeds of workers are
+    the loader's own: the same in the same epoch, others in the next."""
+    before = torch.get_rng_state()
+    loader, again = loader_of(num_workers=workers), loader_of(num_workers=workers)
+    seeds = []
+    for each in (loader, loader, again):
+        epoch_of(each, batches=1)
+        seeds.append(each.generator.initial_seed())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert seeds[0] == seeds[2] != seeds[1]
 
 
-def test_four_nodes_learn_the_digits_together():
-    data = load("digits")
-    batches = Batches(split(data.labels, 4, "label-sorted", seed=0), 32, seed=0)
-    model = make_model("mlp", data.shape, data.classes, seed=0)
-    nodes = decentlam.SimulatedModule(model, "decentlam", "ring", 4, lr=0.1, momentum=0.9)
-    for step in feed(data, batches, range(4), 0, 60):
-        inputs, labels = (torch.stack(parts) for parts in zip(*step, strict=True))
-        nodes.step(F.cross_entropy, inputs, labels)
-    averaged = nodes.averaged()
-    with torch.no_grad():
-        right = sum((averaged(x).argmax(1) == y).sum().item() for x, y in data.test_batches(100))
-    assert right > 0.85 * data.num_test
+def test_an_epoch_that_was_left_early_is_over() -> None:
+    loader, whole = loader_of(), loader_of()
+    epochs = [epoch_of(whole) for _ in range(2)]
+    epoch_of(loader, batches=1)
+    assert epoch_of(loader) == epochs[1]
 
 
-def fashion_mnist_files() -> Path:
-    if not (DEFAULT_PATH / "train-images-idx3-ubyte.gz").is_file():
-        pytest.skip(f"no Fashion-MNIST in {DEFAULT_PATH}: apt-get install dataset-fashion-mnist")
-    return DEFAULT_PATH
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_its_length_is_the_number_of_batches_of_an_epoch(drop_last: bool) -> None:
+    loader = loader_of(drop_last=drop_last)
+    assert len(loader) == len(epoch_of(loader)) == (5 if drop_last else 6)
 
 
-def test_fashion_mnist_is_what_its_files_say():
-    folder = fashion_mnist_files()
-    data = load("fashion-mnist")
-    raw = gzip.decompress((folder / "train-images-idx3-ubyte.gz").read_bytes())[16:]
-    assert data.images.numpy().tobytes() == raw
-    assert data.labels.bincount().tolist() == [6000] * 10
-    assert data.test_labels.bincount().tolist() == [1000] * 10
-    assert (data.shape, data.num_test) == ((1, 28, 28), 10_000)
-    pixels = data.images.double() / 255
-    assert pixels.mean().item() == pytest.approx(data.mean[0], abs=5e-5)
-    assert pixels.std().item() == pytest.approx(data.std[0], abs=5e-5)
+def test_a_loader_built_for_another_process_is_refused() -> None:
+    """As one is that was built before the process group existed."""
+    loader = loader_of(sampler=DistributedSampler(DATA, num_replicas=4, rank=2))
+    with pytest.raises(RuntimeError, match=r"process 2 of 4.*process 0 of 1.*decentlam.init"):
+        next(iter(loader))
 
 
-def test_fashion_mnist_is_found_in_torchvisions_layout(tmp_path: Path):
-    (tmp_path / "FashionMNIST").mkdir()
-    (tmp_path / "FashionMNIST" / "raw").symlink_to(fashion_mnist_files())
-    assert len(load("fashion-mnist", tmp_path).labels) == 60_000
+def parts() -> dict[str, Any]:
+    model = nn.Linear(2, 1)
+    return {
+        "model": model,
+        "optimizer": decentlam.DecentLaM(model.parameters(), lr=0.1),
+        "loader": loader_of(),
+        "generator": torch.Generator().manual_seed(1),
+        "own": random.Random(2),
+        "python": random,
+        "numpy": np.random.default_rng(3),
+        "old_numpy": np.random,
+    }
 
 
-def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"apt-get install dataset-fashion-mnist.*--data-path"):
-        load("fashion-mnist", tmp_path)
+def draw(parts: dict[str, Any]) -> list[Any]:
+    return [
+        torch.rand(2, generator=parts["generator"]).tolist(),
+        torch.rand(2).tolist(),
+        parts["own"].random(),
+        random.random(),
+        parts["numpy"].random(2).tolist(),
+        np.random.rand(2).tolist(),
+        epoch_of(parts["loader"], batches=2),
+    ]
 
 
-def idx(shape: tuple[int, ...], kind: int = 8) -> bytes:
-    sizes = b"".join(size.to_bytes(4, "big") for size in shape)
-    return bytes([0, 0, kind, len(shape)]) + sizes + bytes(range(int(np.prod(shape))))
+def test_a_checkpoint_gives_back_loaders_and_random_generators(tmp_path: Path) -> None:
+    saved = parts()
+    draw(saved)
+    decentlam.save_checkpoint(tmp_path / "run", **saved)
+    expected = draw(saved)
+    loaded = parts()
+    decentlam.load_checkpoint(tmp_path / "run", **loaded)
+    found = draw(loaded)
+    assert found[:-1] == expected[:-1]
+    assert found[-1] == epoch_of(loader_of())[2:4]  # the saved run went on to its next epoch
 
 
-def pack(content: bytes) -> bytes:
-    return gzip.compress(content, mtime=0)  # gzip would put the time into the name of the test
+# Deal -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_idx_files_are_read_compressed_or_not(tmp_path: Path, ending: str):
-    file = tmp_path / f"values{ending}"
-    file.write_bytes(pack(idx((2, 3, 4))) if ending else idx((2, 3, 4)))
-    assert torch.equal(read_idx(file, (2, 3, 4)), torch.arange(24).byte().view(2, 3, 4))
+@pytest.mark.parametrize("resumes", [False, True])
+def test_every_batch_is_dealt_once_while_members_come_and_go(resumes: bool) -> None:
+    """Node 1 of 4 is lost in step 3, when the furthest is about to take step 5; then two join, or
+    the run goes on from a checkpoint of step 6 with 4 processes, and 3 from step 8."""
+    deal = Deal(samples=1000, batch=2)
+    past = (Change(0, 4), Change(5, 3, (1,), 4))
+    history = (Change(0, 4), Change(8, 3, (), 7)) if resumes else (*past, Change(8, 5))
+    taken = []
+    for step in range(10):
+        resumed = resumes and step >= 6
+        upto = tuple(c for c in (history if resumed or not resumes else past) if c.step <= step)
+        for node in range(upto[-1].size):
+            place = Place(step, node, upto)
+            if not (step in (3, 4) and node == 1):
+                taken.append(deal.position(place.after(past, 6) if resumed else place))
+    missing = 3 * 4 + 1  # the batch of node 1 in step 3
+    assert sorted(taken) == sorted({2 * k for k in range(len(taken) + 1)} - {2 * missing})
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pack(idx((2, 3)))[:-12], "cannot be decompressed"),
-        (b"<html>not found</html>", "cannot be decompressed"),
-        (pack(b""), "starts with nothing instead of 00 00 08 02"),
-        (pack(idx((2, 3), kind=13)), "starts with 00 00 0d 02"),
-        (pack(idx((6,))), "starts with 00 00 08 01"),
-        (pack(idx((3, 3))), r"array of \(3, 3\); Fashion-MNIST has \(2, 3\)"),
-        (pack(idx((2, 3))[:-1]), "has 5 values after its header, which says 6"),
-        (pack(idx((2, 3)) + b"x"), "has 7 values"),
-    ],
-)
-def test_wrong_or_truncated_idx_files_are_refused(tmp_path: Path, content: bytes, message: str):
-    (tmp_path / "values.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_idx(tmp_path / "values.gz", (2, 3))
+def test_a_pass_takes_every_sample_once() -> None:
+    deal = Deal(samples=12, batch=3, seed=1)
+    place = [Place(step, node, (Change(0, 2),)) for step in range(2) for node in range(2)]
+    taken = torch.cat([deal.indices(p) for p in place])
+    assert sorted(taken.tolist()) == list(range(12))
 
 
-def test_labels_out_of_range_are_refused():
-    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    good, bad = torch.tensor([0, 1]), torch.tensor([0, 3])
-    with pytest.raises(ValueError, match="test labels go from 0 to 3; 2 classes have labels 0 to"):
-        InMemory("made", 2, images, good, images, bad, (0.0,), (1.0,))
-    with pytest.raises(ValueError, match="training set has 1 images and 2 labels"):
-        InMemory("made", 2, images[:1], good, images, good, (0.0,), (1.0,))
+@pytest.mark.parametrize(("samples", "batch"), [(0, 1), (10, 0), (10, -1), (10, 2.5), (True, 1)])
+def test_a_deal_of_nothing_is_refused(samples: object, batch: object) -> None:
+    with pytest.raises(ValueError, match="must be a whole number of 1 or more"):
+        Deal(samples, batch)
+
+
+def test_a_deal_takes_integers_of_numpy() -> None:
+    place = Place(0, 0, (Change(0, 1),))
+    assert len(Deal(np.int64(8), np.int32(2)).indices(place)) == 2
+
+
+def test_a_permutation_is_drawn_once_for_all_batches_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = []
+    randperm = torch.randperm
+
+    def counted(samples: int, **options: torch.Generator) -> torch.Tensor:
+        drawn.append(samples)
+        return randperm(samples, **options)
+
+    monkeypatch.setattr(torch, "randperm", counted)
+    deal = Deal(samples=10, batch=4, seed=98765)
+    taken = [deal.indices(Place(step, 0, (Change(0, 1),))) for step in range(5)]
+    assert len(drawn) == 2  # 20 samples; the third batch is in both passes
+    passes = torch.cat(taken).reshape(2, 10)
+    assert passes.sort().values.tolist() == [list(range(10))] * 2
+    seeds = [98765 * 1_000_003 + number for number in range(2)]
+    expected = [randperm(10, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    assert torch.equal(passes, torch.stack(expected))

@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import doctest
 import importlib
-import json
+import math
 import os
 import re
 import runpy
@@ -18,13 +18,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import launching
+import numpy as np
 import pytest
-import runs
 import torch
 import torch.distributed as dist
-from measured import TRUTH, benchmark
 from torch import nn
+
+from decentlam import ALGORITHMS, TOPOLOGIES, Topology, growth
+from tests.helpers.processes import HANG_SECONDS, run_processes
+from tests.helpers.scripts import run_script
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md"))
@@ -105,15 +107,12 @@ def run_pages(pages: dict[str, list[Block]], directory: str) -> None:
 
 
 def test_python_blocks_run(tmp_path: Path) -> None:
-    for name, nodes in (("a.json", 4), ("b.json", 8)):
-        records = [dataclasses.asdict(m) for m in benchmark(TRUTH, 0.01, (nodes,))[::8]]
-        (tmp_path / name).write_text(json.dumps(records))
     pages: dict[str, list[Block]] = {}
     for block in blocks():
         if block.language in ("python", "pycon") and block.file is None:
             pages.setdefault(block.page, []).append(block)
     assert len(pages) > 20
-    assert runs.run_processes(run_pages, 1, (pages, str(tmp_path))) == [None]
+    assert run_processes(run_pages, 1, (pages, str(tmp_path))) == [None]
 
 
 def script(name: str, directory: Path) -> Path:
@@ -126,7 +125,7 @@ def script(name: str, directory: Path) -> Path:
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["train_ddp.py", "train.py"])
 def test_the_scripts_of_the_tutorial_train(name: str, tmp_path: Path) -> None:
-    text = launching.run_script(script(name, tmp_path), tmp_path, 4)
+    text = run_script(script(name, tmp_path), tmp_path, 4)
     shown = re.search(r"^accuracy ([\d.]+)", text, re.MULTILINE)
     assert shown, text
     assert float(shown[1]) > 0.95
@@ -137,7 +136,7 @@ def test_the_scripts_of_the_tutorial_train(name: str, tmp_path: Path) -> None:
 def test_scripts_that_start_processes_run(name: str, tmp_path: Path) -> None:
     if name == "emulate.py" and os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    subprocess.run([sys.executable, script(name, tmp_path)], check=True, timeout=runs.HANG_SECONDS)
+    subprocess.run([sys.executable, script(name, tmp_path)], check=True, timeout=HANG_SECONDS)
 
 
 # Commands ---------------------------------------------------------------------------------------
@@ -248,8 +247,64 @@ def test_messages_on_the_page_of_troubles_are_in_the_source() -> None:
 
 
 def test_every_page_is_in_the_navigation_and_every_method_has_one() -> None:
-    from decentlam import ALGORITHMS
-
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert listed == {str(page.relative_to("docs")) for page in PAGES}
     assert {page.stem for page in PAGES if page.parent.name == "methods"} == {"index", *ALGORITHMS}
+
+
+# Topologies -------------------------------------------------------------------------------------
+
+
+def noise(net: Topology) -> float:
+    """Disagreement per node, root mean square over a period, with unit noise before each mixing."""
+    n, period = net.num_nodes, net.period or 3000
+    covariance, left = np.zeros((n, n)), []
+    for k in range(period * math.ceil(400 / period)):
+        W = net.rule(k if net.period is None else k % period).dense()
+        covariance = W @ (covariance + np.eye(n) - 1 / n) @ W.T
+        left.append(np.trace(covariance) / n)
+    return math.sqrt(np.mean(left[-period if net.period else 100 :]))
+
+
+@cache
+def documented(heading: str) -> dict[str, list[str]]:
+    """The rows of the table under a heading, by the name in their first column. The numbers are
+    computed when the site is built."""
+    if heading == "In numbers":
+        table = runpy.run_path(str(ROOT / "scripts" / "site.py"))["numbers"]()
+    else:
+        table = (
+            (ROOT / "docs" / "topologies.md")
+            .read_text()
+            .split(f"## {heading}\n")[1]
+            .split("\n\n|")[1]
+            .split("\n\n")[0]
+        )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_the_documentation_lists_every_topology() -> None:
+    assert documented("All of them").keys() == documented("In numbers").keys() == TOPOLOGIES.keys()
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_documented_numbers_are_right(name: str) -> None:
+    row = documented("In numbers")[name]
+    for n, (messages, mixing, remains, grows) in ((12, row[:4]), (16, row[4:])):
+        if messages == "-":
+            with pytest.raises(ValueError, match="power of two"):
+                TOPOLOGIES[name](n)
+            continue
+        net = TOPOLOGIES[name](n)
+        steps = net.period or 400
+        sent = np.mean([net.messages(k).double().mean().item() for k in range(steps)])
+        assert float(messages) == pytest.approx(sent, abs=0.02)
+        if net.exact_after is not None:
+            assert mixing == f"exact in {net.exact_after}"
+        else:
+            assert float(mixing) == pytest.approx(net.rho, abs=0.0051)
+        assert float(remains) == pytest.approx(noise(net), abs=0.0051 if net.period else 0.03)
+        assert (grows == "-") == (not net.symmetric)
+        if net.symmetric and n == 12:
+            assert float(grows) == pytest.approx(growth("decentlam", net, 0.9), abs=0.015)

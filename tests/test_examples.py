@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import runs
 import torch
-from launching import finish, run_script, start
-from runs import SCALE, Quadratic, flat, targets_of
 
 import decentlam
+from tests.helpers.processes import run_processes
+from tests.helpers.quadratic import SCALE, Quadratic, flat, quadratic_gradient, targets_of
+from tests.helpers.scripts import finish, run_script, start
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -55,10 +55,7 @@ def train_with_hook(steps: int) -> list[torch.Tensor]:
 @pytest.mark.filterwarnings("default")
 def test_the_ddp_hook_with_sgd_is_decentlam() -> None:
     n, steps = 3, 20
-    real = runs.run_processes(train_with_hook, n, (steps,))
-    targets = torch.stack([torch.cat([t.reshape(-1) for t in targets_of(i)]) for i in range(n)])
-    sizes = torch.tensor([torch.Size(shape).numel() for shape in Quadratic.SHAPES])
-    scale = SCALE.repeat_interleave(sizes)
+    real = run_processes(train_with_hook, n, (steps,))
 
     def check(k: int, x: torch.Tensor) -> None:
         models = torch.stack([trajectory[k] for trajectory in real])
@@ -68,7 +65,7 @@ def test_the_ddp_hook_with_sgd_is_decentlam() -> None:
         "decentlam",
         "ring",
         flat(Quadratic(seed=0)).expand(n, -1),
-        lambda x, k: scale * (x - targets),
+        quadratic_gradient(n),
         lr=0.05,
         steps=steps,
         callback=check,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzing import fuzz
+from tests.fuzzing import fuzz
 
 
 def test_no_input_ends_in_a_traceback() -> None:

@@ -27,23 +27,21 @@ CORE = sorted(
 MAY_IMPORT = {
     "topology": set(),
     "errors": set(),
+    "data": set(),
     "algorithms": {"topology"},
-    "membership": {"errors"},
-    "exchange": {"algorithms", "topology", "errors", "membership"},
+    "network": {"errors"},
+    "exchange": {"algorithms", "topology", "network"},
     "options": {"algorithms", "exchange", "topology"},
-    "analysis": {"algorithms", "topology", "exchange", "errors", "options"},
+    "analysis": {"algorithms", "topology", "exchange", "options"},
     "simulation": {"algorithms", "topology", "exchange", "errors", "analysis"},
-    "launch": {"membership", "errors", "exchange"},
-    "runtime": {
-        "algorithms", "topology", "exchange", "errors", "options", "analysis", "launch",
-        "membership",
-    },
+    "runtime": {"algorithms", "topology", "network", "exchange", "errors", "options", "analysis"},
+    "elastic": {"algorithms", "topology", "network", "exchange", "errors", "data", "runtime"},
+    "launch": {"errors", "network", "elastic"},
     "optimizer": {
-        "algorithms", "topology", "exchange", "errors", "options", "runtime", "membership"
+        "algorithms", "topology", "network", "data", "options", "runtime", "elastic", "launch",
     },
     "optim": {"algorithms", "options", "optimizer"},
-    "data": set(),
-    "checkpoint": {"exchange", "errors", "runtime", "optimizer"},
+    "checkpoint": {"errors", "network", "runtime", "optimizer"},
 }  # fmt: skip
 AT_THE_TOP = 8  # files, at most
 
@@ -110,17 +108,6 @@ def test_every_part_has_its_rule_and_few_files_are_loose() -> None:
     assert len([path for path in PACKAGE.glob("*.py")]) <= AT_THE_TOP
 
 
-def test_overlap_forward_is_known_to_two_files_only() -> None:
-    """So that it can be deleted in a minute."""
-    knows = {
-        file_id(path)
-        for path in CORE
-        if any("runtime.forward" in name for name in imported(path))
-        and "forward" not in path.relative_to(PACKAGE).parts
-    }
-    assert knows == {"runtime/build.py", "runtime/runtime.py"}
-
-
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     search = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
@@ -152,7 +139,7 @@ import logging, sys
 import decentlam
 for name in ("torch", "typer", "rich", "matplotlib", "decentlam.lab"):
     assert name not in sys.modules, name
-import decentlam.launch.group
+import decentlam.launch.init
 import decentlam.runtime.bucket
 assert decentlam.launch.__name__ == "launch" and callable(decentlam.launch)
 from decentlam import DecentLaM, launch, topology

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from decentlam.checkpoint import Saving as Saving
     from decentlam.checkpoint import load_checkpoint as load_checkpoint
     from decentlam.checkpoint import save_checkpoint as save_checkpoint
+    from decentlam.data import Deal as Deal
     from decentlam.data import ResumableLoader as ResumableLoader
     from decentlam.errors import CheckpointError as CheckpointError
     from decentlam.errors import ExchangeError as ExchangeError
     from decentlam.errors import LaunchError as LaunchError
     from decentlam.errors import NonFiniteError as NonFiniteError
     from decentlam.errors import StaleMessageError as StaleMessageError
-    from decentlam.exchange import Pending as Pending
-    from decentlam.exchange import neighbor_exchange as neighbor_exchange
-    from decentlam.launch.group import init as init
-    from decentlam.launch.group import leave as leave
-    from decentlam.membership.deal import Deal as Deal
+    from decentlam.exchange.base import Pending as Pending
+    from decentlam.exchange.neighbors import neighbor_exchange as neighbor_exchange
+    from decentlam.launch.init import init as init
+    from decentlam.launch.init import leave as leave
     from decentlam.optim import DSGD as DSGD
     from decentlam.optim import AWCDmSGD as AWCDmSGD
     from decentlam.optim import D2DmSGD as D2DmSGD
@@ -66,11 +66,11 @@ _HOME = {
     "LaunchError": "decentlam.errors",
     "NonFiniteError": "decentlam.errors",
     "StaleMessageError": "decentlam.errors",
-    "Pending": "decentlam.exchange",
-    "neighbor_exchange": "decentlam.exchange",
-    "init": "decentlam.launch.group",
-    "leave": "decentlam.launch.group",
-    "Deal": "decentlam.membership.deal",
+    "Pending": "decentlam.exchange.base",
+    "neighbor_exchange": "decentlam.exchange.neighbors",
+    "init": "decentlam.launch.init",
+    "leave": "decentlam.launch.init",
+    "Deal": "decentlam.data",
     "DSGD": "decentlam.optim",
     "AWCDmSGD": "decentlam.optim",
     "D2DmSGD": "decentlam.optim",

@@ -9,7 +9,7 @@ _LAB = ("matplotlib", "rich", "typer")  # what the extra decentlam[lab] brings
 
 def main() -> None:
     try:
-        from decentlam.lab.cli import app
+        from decentlam.lab.commands.app import app
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] not in _LAB:
             raise

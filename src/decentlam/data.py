@@ -1,13 +1,18 @@
-"""ResumableLoader: a DataLoader of this node's samples that goes on where an epoch stood."""
+"""Which samples come next: `ResumableLoader` deals every node its share of an epoch and goes on
+where one stood; `Deal` deals batches to the members of a run whose number changes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
 
 
@@ -50,7 +55,7 @@ class ResumableLoader(DataLoader[Any]):
         **options: Any,
     ) -> None:
         if sampler is None:
-            rank, size = _place()
+            rank, size = _rank_and_size()
             sampler = DistributedSampler(dataset, size, rank, shuffle, seed, drop_last)
         batches = _Batches(sampler, batch_size, drop_last)
         # torch draws a seed for workers at the start of every epoch, also without workers. From
@@ -67,13 +72,13 @@ class ResumableLoader(DataLoader[Any]):
         self._open = False  # an epoch has begun, and may have been left early
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self._check_place()
+        self._check_rank()
         if self._open:  # the last `for` was left early
             self.epoch, self.batches = self.epoch + 1, 0
         self._open = True
         self.batch_sampler.begin(self.epoch, self.batches)  # type: ignore[union-attr]
         if self._own_generator:
-            rank, size = _place()
+            rank, size = _rank_and_size()
             # Another seed in every epoch and process; the hash of numbers is the same everywhere.
             self.generator.manual_seed(hash((self._seed, self.epoch * size + rank)))
         for batch in super().__iter__():
@@ -87,10 +92,10 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.batches, self._open = state["epoch"], state["batches"], False
 
-    def _check_place(self) -> None:
+    def _check_rank(self) -> None:
         sampler = self.sampler
         if isinstance(sampler, DistributedSampler):
-            given, here = (sampler.rank, sampler.num_replicas), _place()
+            given, here = (sampler.rank, sampler.num_replicas), _rank_and_size()
             if given != here:
                 raise RuntimeError(
                     f"the loader was built for process {given[0]} of {given[1]}, but this is "
@@ -114,8 +119,114 @@ class _Batches(BatchSampler):
         return itertools.islice(super().__iter__(), self.first, None)
 
 
-def _place() -> tuple[int, int]:
-    """Rank and number of processes."""
+def _rank_and_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one change of members did; all of them together say who had which samples."""
+
+    step: int  # the first that the new members take together
+    size: int  # members from then on
+    lost: tuple[int, ...] = ()  # nodes among the members before that are gone
+    since: int = 0  # the first step from which on their batches are dealt again
+    skipped: tuple[tuple[int, int], ...] = ()  # (step, node) that a member before skipped
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Change:
+        """Return the change of which JSON has made lists."""
+        skipped = tuple((step, node) for step, node in content["skipped"])
+        return cls(
+            content["step"], content["size"], tuple(content["lost"]), content["since"], skipped
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands at its next step."""
+
+    step: int
+    node: int
+    history: tuple[Change, ...]  # of the members up to this step
+
+    def after(self, past: tuple[Change, ...], step: int) -> Place:
+        """Return the same place in a run that began with a checkpoint of `step`; `past` was its
+        history."""
+        first, *rest = self.history
+        return Place(self.step, self.node, (*past, Change(step, first.size), *rest))
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Batches from one endless stream of permutations, a pure function of the place.
+
+    In each step every node takes the next batch of the stream. When members are lost, or skip steps
+    to catch up with the others, the batches they had not come to are taken by those who are there,
+    before the stream goes on; only the batch a node was lost with is not seen again in that pass.
+
+    >>> deal = Deal(samples=8, batch=2, seed=0)
+    >>> everyone = [deal.indices(Place(0, node, (Change(0, 4),))) for node in range(4)]
+    >>> sorted(torch.cat(everyone).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+
+    samples: int
+    batch: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"Deal: {name} must be a whole number of 1 or more, got {value!r}")
+
+    def indices(self, place: Place) -> Tensor:
+        """Return the samples that a node takes at a step, (batch,) int64."""
+        return self.batch_at(self.position(place))
+
+    def batch_at(self, first: int) -> Tensor:
+        """Return the batch that begins at this position of the stream."""
+        positions = torch.arange(first, first + self.batch)
+        passes = positions // self.samples
+        parts = [
+            _permutation(self.samples, self.seed, number)[
+                positions[passes == number] % self.samples
+            ]
+            for number in passes.unique().tolist()
+        ]
+        return torch.cat(parts)
+
+    def position(self, place: Place) -> int:
+        """Return where in the stream that batch begins."""
+        now, base, owed = place.history[0], 0, list[int]()
+        for change in place.history[1:]:
+            if change.step > place.step:
+                break
+            turns = [
+                (step, node)
+                for step in range(max(change.since, now.step), change.step)
+                for node in change.lost
+            ]
+            missed = [
+                self._begin(now, base, owed, step, node) for step, node in (*turns, *change.skipped)
+            ]
+            taken = (change.step - now.step) * now.size
+            base += max(0, taken - len(owed)) * self.batch
+            now, owed = change, owed[taken:] + missed
+        return self._begin(now, base, owed, place.step, place.node)
+
+    def _begin(self, change: Change, base: int, owed: Sequence[int], step: int, node: int) -> int:
+        """Members first take what is owed, then what follows in the stream."""
+        turn = (step - change.step) * change.size + node
+        return owed[turn] if turn < len(owed) else base + (turn - len(owed)) * self.batch
+
+
+@lru_cache(maxsize=2)  # a batch may end in the next pass
+def _permutation(samples: int, seed: int, number: int) -> Tensor:
+    """Return the order of the samples in one pass; of a large data set it takes long to draw."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+    return torch.randperm(samples, generator=generator)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Unpack, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from decentlam.algorithms import Algorithm, Reach, check_lr, check_number, reaches
-from decentlam.errors import ExchangeError
-from decentlam.exchange.network import Network, connect, reconnect, saved
-from decentlam.membership.deal import Place
-from decentlam.membership.generations import Change, Membership
+from decentlam.data import Change, Place
+from decentlam.elastic.recovery import Recovery, check_network
+from decentlam.launch.init import init_if_launched
+from decentlam.network import heartbeat
+from decentlam.network.network import Network, connect, reconnect, saved
 from decentlam.options import OptimizerOptions, Options
-from decentlam.runtime import build, elastic, evaluation
-from decentlam.runtime.agreement import check_agreement, facts_of
-from decentlam.runtime.groups import PAST, check_saved, prepare
-from decentlam.runtime.runtime import Runtime
-from decentlam.runtime.statistics import StepStatistics
+from decentlam.runtime import build, evaluation
+from decentlam.runtime.agreement import check_agreement, describe_run
+from decentlam.runtime.param_groups import PAST, check_saved, prepare
+from decentlam.runtime.runtime import Runtime, StepStatistics
+from decentlam.runtime.state import check_state, load_state, state_views
 from decentlam.topology import Topology
 
 
@@ -61,7 +63,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         check_lr(lr)
         weight_decay = check_number("weight_decay", options.pop("weight_decay", 0.0))
         process_group = options.pop("process_group", None)
-        self._model = _checked(options.pop("model", None))
+        model = _checked(options.pop("model", None))
         if unknown := sorted(options.keys() - Options.__dataclass_fields__.keys()):
             raise TypeError(
                 f"{type(self).__name__} has no argument {', '.join(unknown)}. Of torch.optim.SGD's "
@@ -69,32 +71,28 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "decentlam.options.OptimizerOptions lists its own."
             )
         self._options = Options(**cast(dict[str, Any], options))
-        self._asked_dtype = self._options.message_dtype  # topology="auto" may choose another
         self._method = algorithm  # as the user named it; what runs may be a stable form of it
         self._runtime: Runtime | None = None
+        self._recovery: Recovery | None = None
+        self._copied = False
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **algorithm.hyper()})
         Joinable.__init__(self)
-        network = build.join(
-            self.param_groups, algorithm, self._options, process_group, self._buffers()
-        )
-        self._tag, self._copied = build.agreed_tag(network, self._options.elastic), False
-        self._membership = elastic.membership() if self._options.elastic else None
-        if self._membership is not None:
-            self._membership.use_optimizer(self)
-        if self._membership is not None and self._membership.joins:
-            self._enter(self._membership)
+        device = build.check_run(self.param_groups, algorithm)
+        init_if_launched(device, self._options.elastic)
+        buffers = [] if model is None else list(model.buffers())
+        if self._options.elastic:
+            self._start_elastic(process_group, buffers)
             return
-        self._shares = build.can_share(self.param_groups, algorithm, self._options, network)
-        self._link = build.measured_link(algorithm, self._options, network, self._shares)
-        self._build(network, self._options, StepStatistics())
-        self._check_same_form()
-        if self._membership is not None:
-            self._membership.use_timeout(self._options.timeout_seconds)
+        network = build.join(self.param_groups, algorithm, self._options, process_group, buffers)
+        self._tag = build.agreed_tag(network)
+        self._build(network, self._options, together=True)
+        chosen = {"stable form": f"{self.algorithm!r} on {self.topology!r}"}
+        check_agreement(network, chosen)
         build.start_equal(self.runtime, self.param_groups)
 
-    def _build(self, network: Network, options: Options, statistics: StepStatistics) -> None:
-        """A runtime on this network; parameters and state stay as they are."""
-        before, this = self._runtime, weakref.ref(self)
+    def _build(self, network: Network, options: Options, together: bool) -> Runtime:
+        """Build a runtime on this network; parameters and state stay as they are."""
+        before = self._runtime
         self._runtime = build.build(
             self.param_groups,
             self.state,
@@ -102,81 +100,78 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             options,
             network,
             self._tag,
-            shares=self._shares,
-            link=self._link,
-            statistics=statistics,
-            notify=lambda: _notify(this()),
+            together=together,
+            statistics=StepStatistics() if before is None else before.statistics,
+            before_message=weakref.WeakMethod(self._before_message),
         )
         if before is not None:
             before.close()
-        self._options = self._runtime.options
         self._show_state()
+        return self._runtime
 
-    def _enter(self, run: Membership) -> None:
-        """Takes part in an elastic run that is under way; if that fails, in its next generation."""
-        try:
-            self._settle()
-        except ExchangeError as error:
-            run.report(str(error))
-            if self._runtime is not None:
-                self._runtime.cut_off(error)
-            elastic.renew(run, lambda: self._runtime, self._settle)
-
-    def _settle(self) -> None:
-        """With the members of a new generation, all together: the same method, on a topology of as
-        many nodes as there are."""
-        assert self._membership is not None
-        asked = self._options
+    def _start_elastic(
+        self, process_group: dist.ProcessGroup | None, buffers: Sequence[Tensor]
+    ) -> None:
+        """Take part in an elastic run, which builds the runtime whenever its members change."""
+        options, groups, this = self._options, self.param_groups, weakref.ref(self)
+        check_network(connect(process_group, device=groups[0]["params"][0].device), process_group)
+        heartbeat.use_limit(options.heartbeat_seconds)
+        self._tag = build.FIRST_TAG  # newcomers were not there when others could have agreed
         exact = Reach.EVERYONE in reaches(self._method)
-        device = build.check_parameters(self.param_groups)
-        network = connect(exact=exact, device=device)
-        self._shares = build.can_share(self.param_groups, self._method, asked, network)
-        self._link = None
-        assert isinstance(asked.topology, str)
-        topology = elastic.fitting(asked.topology, network.num_nodes)
-        options = dataclasses.replace(asked, topology=topology)
-        statistics = StepStatistics() if self._runtime is None else self.statistics
-        self._build(network, options, statistics)
-        self._options = asked  # the family that was asked for may fit the next generation
-        self._check_same_form()
-        self._membership.use_timeout(asked.timeout_seconds)
-        elastic.hand_over(self._membership, self.runtime, self.param_groups, self._buffers())
 
-    def _buffers(self) -> list[Tensor]:
-        """What newcomers get besides parameters and state."""
-        return [] if self._model is None else list(self._model.buffers())
+        def rebuild(fitting: Callable[[int], str]) -> Runtime:
+            optimizer = this()
+            assert optimizer is not None
+            network = connect(exact=exact)
+            topology = fitting(network.num_nodes)
+            return optimizer._build(network, replace(options, topology=topology), together=True)
+
+        assert isinstance(options.topology, str)
+        self._recovery = Recovery(
+            self,
+            groups,
+            buffers,
+            options.topology,
+            options.timeout_seconds,
+            rebuild,
+            describe_run(self._method, options, groups, buffers),
+        )
+        self._recovery.start()
 
     @property
     def members(self) -> tuple[int, ...]:
         """With elastic=True: the numbers of the processes that take part, in the order of their
         nodes. A number never changes; that of a newcomer is new."""
-        if self._membership is None:
+        if self._recovery is None:
             return tuple(range(self.network.num_processes))
-        return self._membership.generation.members
+        return self._recovery.run.generation.members
 
     @property
     def place(self) -> Place:
         """Where this process stands at its next step; `decentlam.Deal` gives its samples."""
-        step = self.runtime.index
-        if self._membership is None:
-            return Place(step, self.network.node, (Change(0, self.network.num_nodes),))
-        its = self._membership.generation_at(step)
-        return Place(step, its.members.index(self._membership.me), its.history)
+        if self._recovery is None:
+            return Place(
+                self.runtime.index, self.network.node, (Change(0, self.network.num_nodes),)
+            )
+        return self._recovery.place
 
-    def _check_same_form(self) -> None:
-        chosen = {"stable form": f"{self.algorithm!r} on {self.topology!r}"}
-        check_agreement(self.network, chosen)
+    def _before_message(self) -> None:
+        """Runs before a step's first message."""
+        Join.notify_join_context(self)
+        if self._copied:
+            self._check_copied_alike()
 
     def _check_copied_alike(self) -> None:
-        """Before a copy's first message: copies ask nobody when they are made, and one process may
-        have made one alone. Messages of other numbers would never meet."""
+        """Refuse, before a copy's first message, one that some processes have not made: copies ask
+        nobody when they are made, and messages of other numbers would never meet."""
         if self._copied and not self.runtime.exchange.silent:
             made = {"number of optimizers built or copied before": self._tag // build.TAGS_EACH}
             check_agreement(self.network, made)
             self._copied = False
 
     def _check_rebuildable(self) -> None:
-        """In nodes of several processes the state belongs to buckets, which must stay the same."""
+        """Refuse frozen parameters in nodes of several processes, where the state belongs to
+        buckets, which must stay the same."""
         params = [p for bucket in self.runtime.buckets for p in bucket.params]
         if self.network.processes_per_node > 1 and not all(p.requires_grad for p in params):
             raise ValueError(
@@ -186,10 +181,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             )
 
     def _show_state(self) -> None:
-        """Shows the flat state as per-parameter views, the form torch saves and loads."""
-        for round in self.runtime.rounds:
-            for p, views in round.shard.state_views():
-                self.state[p] = views
+        """Show the flat state as per-parameter views, the form torch saves and loads."""
+        for bucket in self.runtime.buckets:
+            self.state.update(state_views(bucket))
 
     # What runs -------------------------------------------------------------------------------
 
@@ -211,6 +205,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def topology(self) -> Topology:
+        """Who averages with whom."""
         return self.runtime.topology
 
     @property
@@ -218,59 +213,29 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Which process is which node."""
         return self.runtime.network
 
-    def use_network(self, network: Network, topology: str | Topology) -> None:
-        """Goes on with another network or topology; only between steps, on every node."""
-        self.runtime.check_between_steps("change the network")
-        if network.processes_per_node != self.network.processes_per_node:
-            raise ValueError(
-                f"the new network has {network.processes_per_node} processes per node, the old one "
-                f"{self.network.processes_per_node}; build a new optimizer to change that"
-            )
-        self._check_rebuildable()
-        if network.is_nccl and network.inter_node_group is None:
-            device = build.check_parameters(self.param_groups)
-            network = connect(network.group, device=device, batches=True)
-        options = dataclasses.replace(
-            self._options, topology=topology, message_dtype=self._asked_dtype
-        )
-        # Where a neighbor died, some nodes may have finished the step and others not.
-        step = max(network.gather(self.param_groups[0]["step"]))
-        for group in self.param_groups:
-            group["step"] = step
-        self._link = build.measured_link(self._method, options, network, self._shares)
-        self._build(network, options, self.statistics)
-        self._check_same_form()
-
     # torch.optim -----------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Waits for the neighbors' messages and updates; with a closure, evaluates it first."""
+        """Wait for the neighbors' messages and update; with a closure, evaluate it first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.runtime.step(
-            found_inf=getattr(self, "found_inf", None),  # both are set by GradScaler.step
-            scale=getattr(self, "grad_scale", None),
-        )
-        if self._membership is not None:
-            elastic.renew(self._membership, lambda: self._runtime, self._settle)
+        # Both are set by GradScaler.step.
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if self._recovery is None:
+            assert self._runtime is not None
+            self._runtime.step(found_inf=found_inf, scale=scale)
+        else:
+            self._recovery.step(found_inf, scale)
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if set_to_none:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.grad = None  # without a look at it: an update may still need it
-        else:
-            self.finish()
-            super().zero_grad(set_to_none=False)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, on every process, between steps."""
         if self._runtime is None:  # called by torch's own constructor
             super().add_param_group(param_group)
             return
-        if self._options.elastic:
+        if self._recovery is not None:
             raise ValueError(
                 "with elastic=True all param groups are given when the optimizer is built: one "
                 "that is added later would be unknown to newcomers. Give parameters that join "
@@ -278,7 +243,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             )
         self.runtime.check_between_steps("add a param group")
         self._check_rebuildable()
-        self.runtime.catch_up()
         self.runtime.recall_messages()
         known = ("step", *PAST)  # of another optimizer, if it was there
         before, runtime = len(self.param_groups), self._runtime
@@ -286,11 +250,9 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         try:
             build.check_parameters(self.param_groups)
             prepare(self.param_groups, self._method, self.param_groups[0]["step"])
-            check_agreement(self.network, facts_of(self._method, self._options, self.param_groups))
-            options = self._options
-            if build.trained_dtypes(self.param_groups) != {torch.float32}:  # 16 bits: not for these
-                options = dataclasses.replace(options, message_dtype=self._asked_dtype)
-            self._build(self.network, options, self.statistics)
+            described = describe_run(self._method, self._options, self.param_groups)
+            check_agreement(self.network, described)
+            self._build(self.network, runtime.options, together=True)
         except BaseException:
             if self._runtime is runtime:  # nothing has changed
                 del self.param_groups[before:]
@@ -298,32 +260,34 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         build.start_equal(self.runtime, self.param_groups, before)
 
     def state_dict(self) -> dict[str, Any]:
-        self.runtime.check_state("take the state")
+        """Return the state of this node."""
+        self.runtime.finish()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of this node."""
         self.runtime.check_between_steps("load a state")
         check_saved(state_dict["param_groups"], self.param_groups)
         self.runtime.recall_messages()
         before = self.param_groups, self.state
         super().load_state_dict(state_dict)  # torch makes new lists of both
         try:
-            for round in self.runtime.rounds:
-                round.shard.check_state(self.state)
+            for bucket in self.runtime.buckets:
+                check_state(bucket, self.state)
         except BaseException:
             self.param_groups, self.state = before
             raise
         self.runtime.use_groups(self.param_groups)
-        for round in self.runtime.rounds:
-            round.shard.load_state({p: self.state.get(p, {}) for p in round.bucket.params})
+        for bucket in self.runtime.buckets:
+            load_state(bucket, {p: self.state.get(p, {}) for p in bucket.params})
         self._show_state()
 
     def __getstate__(self) -> dict[str, Any]:
         self.runtime.check_training("copy the optimizer")
-        self.runtime.check_state("copy the optimizer")
+        self.runtime.finish()
         return {
             **super().__getstate__(),
-            "_options": self._options,
+            "_options": self.runtime.options,
             "_method": self._method,
             "_network": saved(self.network),
         }
@@ -334,17 +298,13 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         super().__setstate__(state)
         if fresh:
             Joinable.__init__(self)
-            self._runtime = None
-            self._membership = None
-            self._model = None
-            # A copy may be one process's own idea: it must not ask others.
-            self._shares, self._link = False, None
+            self._runtime = self._recovery = None
+            # A copy may be one process's own idea: it must not ask others, so it shares no memory.
             self._tag, self._copied = build.next_tag(), True
-            self._options = dataclasses.replace(self._options, elastic=False)  # a run has one
-            self._asked_dtype = self._options.message_dtype
+            self._options = replace(self._options, elastic=False)  # a run has one
             device = build.check_parameters(self.param_groups)
             network = reconnect(network, device, Reach.EVERYONE in reaches(self._method))
-            self._build(network, self._options, StepStatistics())
+            self._build(network, self._options, together=False)
 
     # Beyond torch.optim ------------------------------------------------------------------------
 
@@ -391,15 +351,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self.runtime.check_between_steps("measure the consensus distance")
         return evaluation.consensus_distance(self._flat(), self.network)
 
-    def finish(self) -> None:
-        """Completes the last step: every message has arrived and left, every parameter is new.
-
-        Only `overlap="forward"` leaves anything to complete, and whoever reads a parameter
-        completes that. Call this before the process group is destroyed: neighbors may still wait
-        for messages of this process. `decentlam.init` does it by itself.
-        """
-        self.runtime.finish()
-
     @property
     def statistics(self) -> StepStatistics:
         """What the last step cost: time waited, bytes sent, share of the exchange hidden."""
@@ -420,11 +371,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "Join works with one process per node; with processes_per_node="
                 f"{self.network.processes_per_node} give every process the same number of batches"
             )
-        if self._options.patience_seconds is not None or self._options.elastic:
-            given = "elastic=True" if self._options.elastic else "patience_seconds"
+        if self._options.elastic:
             raise ValueError(
-                f"Join waits for everyone in every step, which {given} is to avoid; leave one of "
-                "them out"
+                "Join waits for everyone in every step, which elastic=True is to avoid; leave one "
+                "of them out"
             )
         self._check_copied_alike()  # here, which all processes reach
         return _AnswerNeighbors(self.runtime)
@@ -444,12 +394,6 @@ def _checked(model: object) -> nn.Module | None:
     raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
 
 
-def _notify(optimizer: DecentralizedOptimizer | None) -> None:
-    if optimizer is not None:
-        Join.notify_join_context(optimizer)
-        optimizer._check_copied_alike()
-
-
 class _AnswerNeighbors(JoinHook):
     """A node without data goes on mixing, with a zero gradient, until all have finished."""
 
@@ -458,4 +402,3 @@ class _AnswerNeighbors(JoinHook):
 
     def main_hook(self) -> None:
         self._runtime.step(absent=True)
-        self._runtime.finish()  # nobody will look at the parameters

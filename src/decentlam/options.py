@@ -12,13 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 from decentlam.algorithms import check_number
-from decentlam.exchange.codecs import CODECS
 from decentlam.exchange.rounded import ROUNDED
 from decentlam.topology import Topology
 
 _LONGEST_SECONDS = 1e8  # three years; clocks overflow somewhere beyond
 
-Overlap = Literal["none", "backward", "forward", "auto"]
+Overlap = Literal["none", "backward", "auto"]
 _ELASTIC_HEARTBEATS = 3
 NonFinite = Literal["raise", "skip", "ignore"]
 WHOLE = (torch.float32, torch.float64)  # of messages that are sent as they are
@@ -35,25 +34,16 @@ def overlap_named(overlap: str | bool) -> Overlap:
     return cast(Overlap, overlap)
 
 
-def usual_bucket_bytes(model_bytes: int, one_machine: bool = False, nccl: bool = False) -> int:
-    """A sixteenth of the model: the wire is busy early and the last messages are short. From 512
-    KiB, where calls begin to cost, to 4 MiB, which fills the wire for long enough, or with NCCL 25
-    MiB, as in DDP. On one machine there is no wire, and fewer calls are better."""
-    if one_machine:
-        return max(model_bytes // 4, 1 << 22)
-    return min(max(model_bytes // 16, 1 << 19), 25 << 20 if nccl else 1 << 22)
-
-
 class OptimizerOptions(TypedDict, total=False):
     """The keywords that every optimizer takes besides those of its method.
 
     Attributes:
         weight_decay: Added to the gradient, times x, as in torch.optim.SGD. Default 0.
-        topology: Who averages with whom: a name, a `decentlam.Topology`, or "auto", which measures
-            the links. Default "bipartite-random-match": one peer per step, for any number of nodes.
-            D2DmSGD and GTDmSGD want fixed weights, and have "symmetric-exponential".
-        overlap: What the exchange hides behind: "none", "backward", "forward", or "auto" (default),
-            which tries the first two and keeps the faster. True is "backward", False is "none".
+        topology: Who averages with whom: a name or a `decentlam.Topology`. Default
+            "bipartite-random-match": one peer per step, for any number of nodes. D2DmSGD and
+            GTDmSGD want fixed weights, and have "symmetric-exponential".
+        overlap: What the exchange hides behind: "none", "backward", or "auto" (default), which
+            tries both and keeps the faster. True is "backward", False is "none".
         bucket_bytes: The size of messages. Default: a sixteenth of the model, within limits.
         max_grad_norm: Clips the norm of the node's whole gradient to this.
         nonfinite: What happens to a gradient that is NaN or infinite: "raise" (default), "skip" it,
@@ -66,16 +56,12 @@ class OptimizerOptions(TypedDict, total=False):
         elastic: Whether the run goes on when processes are lost, and takes in new ones; see
             docs/survive.md. Default False.
         model: With elastic=True, the module whose buffers (statistics of batch norm) newcomers get.
-        patience_seconds: A neighbor whose message is not there after this long is left out of the
-            step, at both ends, and goes on with the others when it is back; see docs/survive.md.
-            Default: every message is waited for.
         stable: What happens where `decentlam.growth` says that training would diverge: "refuse",
             "auto" (run a stable form and say so; DecentLaM's default), or "ignore".
         shared_memory: Whether processes of one machine read each other's messages in memory.
             Default True.
-        message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent, torch.int8
-            leaves a quarter, where nodes have few different neighbors. Default: the parameters'
-            own; with topology="auto" float16 where the wire is slow, unless this is torch.float32.
+        message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent. Default: the
+            parameters' own.
     """
 
     weight_decay: float
@@ -90,7 +76,6 @@ class OptimizerOptions(TypedDict, total=False):
     heartbeat_seconds: float
     elastic: bool
     model: nn.Module | None
-    patience_seconds: float | None
     stable: Stable
     shared_memory: bool
     message_dtype: torch.dtype | None
@@ -109,7 +94,6 @@ class Options:
     timeout_seconds: float = 600.0
     heartbeat_seconds: float = 10.0
     elastic: bool = False
-    patience_seconds: float | None = None
     stable: Stable = "refuse"
     shared_memory: bool = True
     message_dtype: torch.dtype | None = None
@@ -137,27 +121,13 @@ class Options:
         self._check_message_dtype()
         self._check_overlap()
         self._check_elastic()
-        self._check_patience()
 
     def _check_message_dtype(self) -> None:
-        if self.message_dtype is None:
-            return
-        if self.message_dtype not in (*WHOLE, *ROUNDED, *CODECS):
-            allowed = ", ".join(map(str, (*WHOLE, *ROUNDED, *CODECS)))
+        allowed = (None, *WHOLE, *ROUNDED)
+        if self.message_dtype not in allowed:
             raise ValueError(
-                f"message_dtype must be None or one of {allowed}, got {self.message_dtype!r}"
-            )
-        if self.message_dtype not in CODECS:
-            return
-        if self.topology == "auto":
-            raise ValueError(
-                "message_dtype=torch.int8 does not work with topology='auto'; choose a topology "
-                "such as 'ring', or use torch.float16"
-            )
-        if self.nonfinite == "ignore":
-            raise ValueError(
-                "message_dtype=torch.int8 needs nonfinite='raise' or 'skip': neighbors remember "
-                "what they were told, and a NaN would stay for ever"
+                f"message_dtype must be one of {', '.join(map(str, allowed))}, "
+                f"got {self.message_dtype!r}"
             )
 
     def _check_overlap(self) -> None:
@@ -174,37 +144,12 @@ class Options:
             raise TypeError(f"elastic must be True or False, got {self.elastic!r}")
         if not self.elastic:
             return
-        if self.overlap == "forward":
-            raise ValueError("elastic=True works with overlap='none', 'backward' and 'auto'")
         if self.processes_per_node != 1:
             raise ValueError("elastic=True works with processes_per_node=1")
-        if not isinstance(self.topology, str) or self.topology == "auto":
+        if not isinstance(self.topology, str):
             raise ValueError(
                 "elastic=True needs a topology by name, such as 'ring': it is built anew for those "
                 f"who are left; got {self.topology!r}"
-            )
-
-    def _check_patience(self) -> None:
-        if self.patience_seconds is None:
-            return
-        name = "patience_seconds (None: no limit)"
-        check_number(name, self.patience_seconds, above=True, most=_LONGEST_SECONDS)
-        if self.overlap == "forward":
-            raise ValueError("patience_seconds works with overlap='none', 'backward' and 'auto'")
-        if self.processes_per_node != 1:
-            raise ValueError(
-                "patience_seconds works with processes_per_node=1: processes of a node wait for "
-                "each other in any case"
-            )
-        if self.shortened is not None:
-            raise ValueError(
-                "patience_seconds needs whole messages: one that is left out would be missing from "
-                "what the neighbor knows; leave message_dtype out"
-            )
-        if self.elastic:
-            raise ValueError(
-                "patience_seconds is for processes that are slow, elastic=True for those that are "
-                "gone, and they do not work together yet; leave one of them out"
             )
 
     @property

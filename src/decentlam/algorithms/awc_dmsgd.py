@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.kernels import momentum_step_
+from decentlam.algorithms.momentum import momentum_step_
 from decentlam.algorithms.pmsgd import PmSGD
 
 
@@ -32,10 +32,6 @@ class AWCDmSGD(Algorithm):
 
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
-
-    @property
-    def replaces_x(self) -> bool:
-        return not self.heavy_ball
 
     def message(self, x, g, state, step):
         return x

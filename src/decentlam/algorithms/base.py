@@ -50,15 +50,6 @@ class Step:
     sync_lr_ratio: float = 1.0  # lr over that of the last step that reached everyone
     weight_decay: float = 0.0  # already inside g
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
-    # Memory like x that may be written, which saves a copy: for a message of one payload, or for
-    # what `update` needs meanwhile.
-    out: Tensor | None = None
-    sent: Tensor | None = None  # in update: the node's own message, if it is still at hand
-
-    def at(self, out: Tensor | None = None, sent: Tensor | None = None) -> Step:
-        """The step on one piece of the parameters; dataclasses.replace takes longer."""
-        ratios = (self.lr_ratio, self.sync_lr_ratio)
-        return Step(self.index, self.lr, *ratios, self.weight_decay, self.adaptive, out, sent)
 
 
 def lr_ratio(lr: float, previous_lr: float | None) -> float:
@@ -108,27 +99,12 @@ class Algorithm(ABC):
 
     buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
     needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
-    reads_sent: ClassVar[bool] = False  # True: `update` forms its message anew without `step.sent`
-    update_reads_g: ClassVar[bool] = True  # False: `update` knows all it needs from the mix
-    stands_changing_weights: ClassVar[bool] = True  # False: only its steady form does
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
-
-    def __init_subclass__(cls) -> None:
-        """An update of its own says anew whether it reads g."""
-        if "update" in vars(cls) and "update_reads_g" not in vars(cls):
-            cls.update_reads_g = True
 
     @property
     def layerwise(self) -> bool:
         """Whether message and update must be called on one layer at a time."""
-        return False
-
-    @property
-    def replaces_x(self) -> bool:
-        """Whether x becomes the mix (its first payload) and `update` needs no other x, or only for
-        want of `step.sent`. `mixed` may then be x itself, which saves a copy; `update` copies it
-        all the same."""
         return False
 
     @property
@@ -173,12 +149,10 @@ class Algorithm(ABC):
 
     def with_hyper(self, group: Mapping[str, Any]) -> Algorithm:
         """The algorithm with the hyper-parameters that a param group has."""
-        found = self.hyper()
-        changes = {
-            self.per_group[name]: group[name]
-            for name, value in found.items()
-            if name in group and group[name] != value
-        }
+        changes = {}
+        for name, own in self.per_group.items():
+            if name in group and group[name] != getattr(self, own, group[name]):
+                changes[own] = group[name]
         return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
 
     # The recursion ------------------------------------------------------------------------------
@@ -215,3 +189,52 @@ def check_between(owner: Algorithm, **values: float) -> None:
             raise ValueError(
                 f"{type(owner).__name__}: {name} must be in [0, 1), got {value!r}; 0.9 is usual"
             )
+
+
+# What an algorithm needs over a whole run ---------------------------------------------------------
+
+_LOOKED_AT = 4096  # steps at which a declared period is compared with what the algorithm does
+
+
+@cache
+def reaches(algorithm: Algorithm) -> frozenset[Reach]:
+    """Whom the algorithm ever reaches."""
+    return frozenset(algorithm.reach(k) for k in _cycle(algorithm))
+
+
+def always_everyone(algorithm: Algorithm) -> bool:
+    """Whether every step is an exact average, so that no topology is ever used."""
+    return reaches(algorithm) == {Reach.EVERYONE}
+
+
+@cache
+def most_payloads(algorithm: Algorithm, reach: Reach) -> int:
+    """Of a message to these; 0 if it never reaches them."""
+    found = [algorithm.payloads(k) for k in _cycle(algorithm) if algorithm.reach(k) is reach]
+    return max(found, default=0)
+
+
+@cache
+def check_period(algorithm: Algorithm) -> None:
+    """Refuses an algorithm whose steps are not what its period and warm-up say."""
+    period, warm_up, name = algorithm.period, algorithm.warm_up, type(algorithm).__name__
+    if not isinstance(period, int) or period < 1 or not isinstance(warm_up, int) or warm_up < 0:
+        raise ValueError(
+            f"{name}: period must be a whole number of steps from 1 and warm_up from 0, got "
+            f"{period!r} and {warm_up!r}"
+        )
+    for what in (algorithm.reach, algorithm.payloads):
+        found = [what(k) for k in range(_LOOKED_AT)]
+        for k in range(warm_up + period, _LOOKED_AT):
+            alike = warm_up + (k - warm_up) % period
+            if found[k] != found[alike]:
+                raise ValueError(
+                    f"{name}: {what.__name__}({k}) is {found[k]}, but with period {period} and "
+                    f"warm_up {warm_up} it should be {found[alike]} as at step {alike}; say in "
+                    "`period` after how many steps reach and payloads repeat"
+                )
+
+
+def _cycle(algorithm: Algorithm) -> range:
+    """Steps after which nothing new comes."""
+    return range(algorithm.warm_up + algorithm.period)

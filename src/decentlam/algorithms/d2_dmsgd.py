@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.momentum import momentum
 from decentlam.algorithms.pmsgd import PmSGD
 
 

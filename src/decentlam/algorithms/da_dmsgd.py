@@ -17,7 +17,6 @@ class DADmSGD(Algorithm):
     beta: float = 0.9
     nesterov: bool = False
     buffers = ("m",)
-    update_reads_g = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
@@ -27,10 +26,6 @@ class DADmSGD(Algorithm):
 
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
-
-    @property
-    def replaces_x(self) -> bool:
-        return True
 
     def message(self, x, g, state, step):
         h = torch.add(g, state["m"], alpha=self.beta)

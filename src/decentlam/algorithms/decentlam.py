@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.kernels import heavy_ball_step_
 from decentlam.algorithms.pmsgd import PmSGD
 from decentlam.algorithms.steady import SteadyDecentLaM
 
@@ -23,8 +22,6 @@ class DecentLaM(Algorithm):
     beta: float = 0.9
     nesterov: bool = False
     buffers = ("v",)
-    update_reads_g = False
-    stands_changing_weights = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
@@ -41,13 +38,12 @@ class DecentLaM(Algorithm):
         return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
-        return torch.sub(x, g, alpha=step.lr, out=step.out)
+        return torch.sub(x, g, alpha=step.lr)
 
     def update(self, x, g, mixed, state, step):
-        v = state["v"]
+        v, drift = state["v"], x - mixed
+        v.mul_(self.beta * step.lr_ratio).add_(drift)
         if self.nesterov and step.lr > 0:  # at lr = 0 looking ahead would over-relax the gossip
-            drift = x - mixed
-            v.mul_(self.beta * step.lr_ratio).add_(drift)
             x.sub_(drift).sub_(v, alpha=self.beta)
         else:
-            heavy_ball_step_(x, mixed, v, self.beta * step.lr_ratio)
+            x.sub_(v)

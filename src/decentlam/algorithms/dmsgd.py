@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.momentum import momentum
 from decentlam.algorithms.pmsgd import PmSGD
 
 
@@ -25,13 +25,9 @@ class DmSGD(Algorithm):
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
 
-    @property
-    def replaces_x(self) -> bool:
-        return True
-
     def message(self, x, g, state, step):
-        direction = momentum(g, state["m"], self.beta, self.nesterov, step.out)
-        return torch.sub(x, direction, alpha=step.lr, out=step.out)
+        direction = momentum(g, state["m"], self.beta, self.nesterov)
+        return torch.sub(x, direction, alpha=step.lr)
 
     def update(self, x, g, mixed, state, step):
         state["m"].mul_(self.beta).add_(g)

@@ -17,14 +17,8 @@ class DSGD(Algorithm):
     def alone(self):
         return PmSGD(0.0)
 
-    update_reads_g = False
-
-    @property
-    def replaces_x(self) -> bool:
-        return True
-
     def message(self, x, g, state, step):
-        return torch.sub(x, g, alpha=step.lr, out=step.out)
+        return torch.sub(x, g, alpha=step.lr)
 
     def update(self, x, g, mixed, state, step):
         x.copy_(mixed)

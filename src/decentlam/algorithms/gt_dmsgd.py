@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.momentum import momentum
 from decentlam.algorithms.pmsgd import PmSGD
 
 
@@ -34,10 +34,6 @@ class GTDmSGD(Algorithm):
 
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
-
-    @property
-    def replaces_x(self) -> bool:
-        return True
 
     def message(self, x, g, state, step):
         y = state["c"] + (g - state["previous"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, check_number
-from decentlam.algorithms.kernels import momentum_step_
+from decentlam.algorithms.momentum import momentum_step_
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class PmSGD(Algorithm):
     lars: bool = False
     trust: float = 0.001
     buffers = ("m",)
-    update_reads_g = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)

@@ -21,7 +21,6 @@ class QGDmSGD(Algorithm):
     nesterov: bool = False
     mu: float | None = None
     buffers = ("v",)
-    update_reads_g = False
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta, mu=self.beta if self.mu is None else self.mu)

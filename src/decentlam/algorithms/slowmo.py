@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, Reach, check_between, check_number
-from decentlam.algorithms.kernels import momentum
+from decentlam.algorithms.momentum import momentum
 from decentlam.algorithms.pmsgd import PmSGD
 
 _BASES = ("dmsgd", "local")

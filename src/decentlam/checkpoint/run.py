@@ -17,7 +17,7 @@ from decentlam.checkpoint import directory, state
 from decentlam.checkpoint.saving import Saving, settle
 from decentlam.checkpoint.together import together
 from decentlam.errors import CheckpointError
-from decentlam.exchange.network import Network
+from decentlam.network.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime.agreement import check_agreement
 
@@ -63,7 +63,6 @@ def save_checkpoint(
     network, target = _network(optimizer), directory.local(path)
     network.meet("save a checkpoint")
     settle()
-    optimizer.runtime.catch_up()
     objects = state.Objects(model, optimizer, _given(others))
 
     def take() -> state.Content:
@@ -75,7 +74,6 @@ def save_checkpoint(
     meta = {**_describe(optimizer), "saved": sorted(objects.others)}
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "keep": keep, **meta})
     content["state"] = state.whole_state(objects)
-    optimizer.runtime.forget()  # what neighbors know is not saved, so nor does this run use it
     return Saving(network, target, meta, content, keep, bool(background))
 
 
@@ -152,7 +150,6 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
         "method": type(optimizer.method).__name__,
         "algorithm": repr(optimizer.method),
         "runs": repr(optimizer.algorithm),  # the method, or a stable form of it
-        "chosen": _chosen(optimizer),
         "step": optimizer.param_groups[0]["step"],
         "num_nodes": optimizer.network.num_nodes,
         "processes_per_node": optimizer.network.processes_per_node,
@@ -161,17 +158,6 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-    }
-
-
-def _chosen(optimizer: DecentralizedOptimizer) -> dict[str, str]:
-    """What topology="auto" may have chosen, as arguments that choose it again."""
-    options = optimizer.runtime.options
-    name = options.topology if isinstance(options.topology, str) else options.topology.name
-    return {
-        "topology": repr(name),
-        "message_dtype": str(options.shortened),
-        "bucket_bytes": str(options.bucket_bytes),
     }
 
 
@@ -198,19 +184,3 @@ def _check_meta(
         counts = optimizer.network.rank == 0 and (several or name == "algorithm")
         if counts and meta[name] != here[name]:
             log.warning("the checkpoint was saved %s %s, here: %s", text, meta[name], here[name])
-    if optimizer.network.rank == 0 and several:
-        _compare(meta.get("chosen"), here["chosen"])
-
-
-def _compare(saved: object, here: dict[str, str]) -> None:
-    """Tells if the run goes on in another way than it was saved."""
-    if not isinstance(saved, dict) or saved == here:  # older checkpoints do not know
-        return
-    same_mix = all(saved.get(name) == here[name] for name in ("topology", "message_dtype"))
-    before, now = (", ".join(f"{k}={v}" for k, v in each.items()) for each in (saved, here))
-    log.log(
-        logging.INFO if same_mix else logging.WARNING,  # other buckets only round differently
-        "the checkpoint was saved with %s; from here on: %s. topology='auto' measures at every "
-        "start: to keep what the run had, pass the former to the optimizer",
-        *(before, now),
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from decentlam.checkpoint import directory, state
 from decentlam.checkpoint.together import on_process_0, together
 from decentlam.errors import CheckpointError
-from decentlam.exchange.network import Network
+from decentlam.network.network import Network
 
 log = logging.getLogger(__name__)
 

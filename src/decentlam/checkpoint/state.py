@@ -16,6 +16,7 @@ from decentlam.checkpoint.directory import reason
 from decentlam.checkpoint.generators import stateful
 from decentlam.errors import CheckpointError
 from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.runtime import state
 from decentlam.runtime.evaluation import check_none_averaged
 
 Content = dict[str, Any]  # of one process: model, groups, others, rng; state of its node
@@ -40,7 +41,6 @@ class Objects:
                 )
         self.optimizer.runtime.check_between_steps(doing)
         check_none_averaged(self.model, doing)
-        self.optimizer.finish()
 
     def names(self) -> dict[Tensor, str]:
         return {p: name for name, p in self.model.named_parameters()}
@@ -81,8 +81,8 @@ def take(objects: Objects) -> Content:
 
 def whole_state(objects: Objects) -> dict[str, Any]:
     """The method's own tensors by name of the parameter; on all processes together."""
-    names, rounds = objects.names(), objects.optimizer.runtime.rounds
-    return {names[p]: views for round in rounds for p, views in round.shard.whole_state()}
+    names, buckets = objects.names(), objects.optimizer.runtime.buckets
+    return {names[p]: views for bucket in buckets for p, views in state.whole_state(bucket)}
 
 
 def average(contents: Iterable[Content], number: int) -> Content:
@@ -155,9 +155,8 @@ def put(objects: Objects, content: Content, rng: bool) -> None:
     groups = [{**g, "params": n} for g, n in zip(content["groups"], numbers, strict=True)]
     optimizer.load_state_dict({"state": {}, "param_groups": groups})
     saved = {p: content["state"].get(name, {}) for p, name in objects.names().items()}
-    for round in optimizer.runtime.rounds:
-        round.shard.load_whole_state(saved)
-    optimizer.runtime.forget()
+    for bucket in optimizer.runtime.buckets:
+        state.load_whole_state(bucket, saved)
     for name, thing in objects.others.items():
         stateful(thing).load_state_dict(content["others"][name])
     if rng:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from decentlam.errors import CheckpointError
-from decentlam.exchange.network import Network
+from decentlam.network.network import Network
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (FileNotFoundError, TypeError, ValueError, MemoryError)}

@@ -1,5 +1,4 @@
-"""No exchange: a step that averages with nobody, one node alone, or a run that measures what
-communication costs."""
+"""No exchange: a step that averages with nobody, or one node alone."""
 
 from __future__ import annotations
 
@@ -9,9 +8,12 @@ from decentlam.exchange.base import Exchange, Pending
 
 
 class NoExchange(Exchange):
-    """Every node keeps its own message."""
+    """Every node keeps its own message, which is formed inside the update."""
 
     silent = True
 
+    def message(self, bucket: int, payloads: int) -> Tensor:
+        raise AssertionError("a silent exchange has no message")
+
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:
-        return Pending(terms=[(1.0, message)])
+        raise AssertionError("a silent exchange sends nothing")

@@ -1,4 +1,4 @@
-"""Messages in 16 bits: all ends of an edge use the same rounded values, so no average moves."""
+"""Messages in 16 bits: both ends of an edge use the same rounded values, so no average moves."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ class Rounded(Exchange):
     no average. Nodes that are equal stay so. Nothing is remembered, so any symmetric weights do.
     """
 
-    only_reads = True
-
     def __init__(self, inner: Neighbors, dtype: torch.dtype) -> None:
         self._inner, self._dtype = inner, dtype
-        self.threaded = inner.threaded
-        self._buffers: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's place; -1: own)
+        self._buffers: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's position; -1: own)
+
+    def begin(self, step: int, payloads: int) -> None:
+        inner = self._inner
+        row = inner.topology.row(inner.network.node, step)
+        neighbors = [j for j in row if j != inner.network.node]
+        for bucket in range(len(inner.buffers)):
+            message = inner.message(bucket, payloads)
+            buffers = {j: self._buffer(bucket, k, message) for k, j in enumerate(neighbors)}
+            pending = inner.expect(bucket, step, buffers)
+            pending.terms = [(1.0, message), *((row[j], buffer) for j, buffer in buffers.items())]
 
     def message(self, bucket: int, payloads: int) -> Tensor:
         return self._inner.message(bucket, payloads)
 
-    def receive(self, bucket: int, message: Tensor, step: int) -> None:
-        row, neighbors = self._inner.row(step), self._inner.neighbors(step)
-        buffers = {j: self._buffer(bucket, k, message) for k, j in enumerate(neighbors)}
-        pending = self._inner.expect(bucket, step, buffers)
-        pending.terms = [(1.0, message), *((row[j], buffer) for j, buffer in buffers.items())]
-
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:
-        row, listeners = self._inner.row(step), self._inner.listeners(step)
+        topology, node = self._inner.topology, self._inner.network.node
+        row, listeners = topology.row(node, step), topology.listeners(node, step)
         if not listeners:
             return self._inner.answer(bucket, {})
         packet = self._buffer(bucket, -1, message)
@@ -49,13 +51,12 @@ class Rounded(Exchange):
         return pending
 
     def memory_bytes(self) -> dict[str, int]:
-        buffers = list(self._buffers.items())
-        own = sum(t.nbytes for (_, place), t in buffers if place < 0)
-        return {"messages": own, "received": sum(t.nbytes for _, t in buffers) - own}
+        own = sum(t.nbytes for (_, position), t in self._buffers.items() if position < 0)
+        return {"messages": own, "received": sum(t.nbytes for t in self._buffers.values()) - own}
 
-    def _buffer(self, bucket: int, place: int, message: Tensor) -> Tensor:
-        buffer = self._buffers.get((bucket, place))
+    def _buffer(self, bucket: int, position: int, message: Tensor) -> Tensor:
+        buffer = self._buffers.get((bucket, position))
         if buffer is None or buffer.shape != message.shape:
             buffer = torch.empty_like(message, dtype=self._dtype)
-            self._buffers[bucket, place] = buffer
+            self._buffers[bucket, position] = buffer
         return buffer

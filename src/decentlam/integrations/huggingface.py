@@ -99,10 +99,6 @@ class DecentralizedTrainer(Trainer):
             return torch.nn.utils.get_total_norm(grads)
         return super()._get_grad_norm(model, grad_norm)
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        self.node_optimizer.finish()
-        return super()._finalize_training(*args, **kwargs)
-
     # The averaged model ----------------------------------------------------------------------
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

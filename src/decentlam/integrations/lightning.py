@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from decentlam.checkpoint import directory, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.together import together
 from decentlam.data import ResumableLoader
-from decentlam.exchange.network import connect
 from decentlam.integrations import missing, ours
+from decentlam.network.network import connect
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime.evaluation import Evaluation
 

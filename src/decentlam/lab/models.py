@@ -15,12 +15,12 @@ SMALL = 64  # images up to this height are CIFAR-like, and torchvision's models 
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:
-    """Logistic regression."""
+    """Build logistic regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """Two hidden layers of width 128, ReLU."""
+    """Build two hidden layers of width 128, ReLU."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(shape), 128),
@@ -32,7 +32,8 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions of 3 x 3 with batch norm, each followed by halving; one linear layer."""
+    """Build two convolutions of 3 x 3 with batch norm, each followed by halving; one linear
+    layer."""
     channels, height, width = shape
     if min(height, width) < 4:
         raise ValueError(f"cnn halves images twice and needs 4 x 4 or more, got {height} x {width}")
@@ -49,7 +50,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def resnet20(shape: Shape, classes: int) -> nn.Module:
-    """ResNet-20 (He et al., 2015, section 4.2): 3 x 3 blocks of widths 16, 32 and 64; 0.27M."""
+    """Build ResNet-20 (He et al., 2015, section 4.2): 3 x 3 blocks of widths 16, 32, 64; 0.27M."""
     layers: list[nn.Module] = [*_convolution(shape[0], 16), nn.ReLU()]
     before = 16
     for width in (16, 32, 64):
@@ -90,7 +91,7 @@ def _convolution(before: int, width: int, stride: int = 1) -> tuple[nn.Module, n
 
 
 def _resnet(name: str) -> Callable[[Shape, int], nn.Module]:
-    """Torchvision's. On small images it begins as on CIFAR: 3 x 3, no stride and no max-pool."""
+    """Adapt torchvision's: small images begin as on CIFAR, 3 x 3, no stride and no max-pool."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         model = _torchvision(name, classes)
@@ -105,7 +106,7 @@ def _resnet(name: str) -> Callable[[Shape, int], nn.Module]:
 
 
 def _mobile(name: str) -> Callable[[Shape, int], nn.Module]:
-    """Torchvision's. On small images the first convolution has no stride."""
+    """Adapt torchvision's: on small images the first convolution has no stride."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         model, stride = _torchvision(name, classes), 1 if shape[1] <= SMALL else 2
@@ -123,7 +124,7 @@ def _torchvision(name: str, classes: int) -> Any:
 
 
 def _stem(old: nn.Conv2d, channels: int, kernel: int, stride: int) -> nn.Conv2d:
-    """A first convolution like the old one, drawn from the distribution torchvision uses."""
+    """Return a first convolution like the old one, drawn from the distribution torchvision uses."""
     new = nn.Conv2d(channels, old.out_channels, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     return new
@@ -143,7 +144,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def make_model(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """The model of that name, initialized by `seed`; torch's global generator stays as it is.
+    """Build the model of that name, initialized by `seed`; torch's global generator stays as it is.
 
     >>> sum(p.numel() for p in make_model("resnet20", (3, 32, 32), 10, seed=0).parameters())
     269722

@@ -14,7 +14,8 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def _names(file: str, table: str) -> tuple[str, ...]:
-    """The keys of a dict literal, or the strings of a tuple or Literal, of that name in a file."""
+    """Return the keys of a dict literal, or the strings of a tuple or Literal, of that name in a
+    file."""
     for node in ast.parse((_PACKAGE / file).read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if not any(isinstance(t, ast.Name) and t.id == table for t in targets):
@@ -29,13 +30,11 @@ def _names(file: str, table: str) -> tuple[str, ...]:
 ALGORITHMS = _names("algorithms/__init__.py", "ALGORITHMS")
 TOPOLOGIES = _names("topology/__init__.py", "TOPOLOGIES")
 STABLE = _names("options.py", "Stable")
-OVERLAPS = tuple(name for name in _names("options.py", "Overlap") if name != "auto")
-ALL_REDUCES = _names("analysis/cost/values.py", "ALL_REDUCES")
 RECIPES = _names("lab/recipes.py", "RECIPES")
 MODELS = _names("lab/models.py", "MODELS")
-DETECTORS = _names("lab/detectors.py", "DETECTORS")
+DETECTORS = _names("lab/detection/detectors.py", "DETECTORS")
 DATASETS = _names("lab/data/__init__.py", "DATASETS")
-DETECTION_DATASETS = _names("lab/data/detection/__init__.py", "DETECTION_DATASETS")
+DETECTION_DATASETS = _names("lab/detection/__init__.py", "DETECTION_DATASETS")
 SCHEDULES = _names("lab/schedules.py", "SCHEDULES")
 PRECISIONS = _names("lab/recipes.py", "PRECISIONS")
 BATCH_NORMS = _names("lab/recipes.py", "BATCH_NORMS")

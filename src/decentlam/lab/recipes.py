@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 from decentlam.algorithms import Algorithm, check_compatible
@@ -14,8 +15,8 @@ from decentlam.algorithms import make as make_algorithm
 from decentlam.analysis import stability
 from decentlam.lab import schedules
 from decentlam.lab.data import DATASETS
-from decentlam.lab.data.detection import DETECTION_DATASETS
-from decentlam.lab.detectors import DETECTORS
+from decentlam.lab.detection import DETECTION_DATASETS
+from decentlam.lab.detection.detectors import DETECTORS
 from decentlam.lab.models import MODELS
 from decentlam.lab.schedules import SCHEDULES
 from decentlam.topology import Topology, resolve
@@ -44,7 +45,7 @@ class Recipe:
     model: str = "mlp"
     data: str = "digits"
     data_path: str | None = None
-    shards: str = "iid"  # how the training set is dealt to the nodes
+    shards: str = "iid"  # how the training set is split among the nodes
     batch: int = 1024  # of all nodes together
     micro_batch: int | None = None  # samples of a node per pass; the gradients are added up
     epochs: float = 10.0
@@ -70,10 +71,14 @@ class Recipe:
     def __post_init__(self) -> None:
         pairs = self.hyper.items() if isinstance(self.hyper, Mapping) else self.hyper
         object.__setattr__(self, "hyper", tuple((str(name), value) for name, value in pairs))
-        for field in ("nodes", "batch", "log_every", "image_size", "micro_batch"):
-            _check_whole(field, getattr(self, field), optional=field == "micro_batch")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number of 0 or more, got {self.seed!r}")
+        for field in ("seed", "nodes", "batch", "log_every", "image_size", "micro_batch"):
+            value, least = getattr(self, field), 0 if field == "seed" else 1
+            if value is None and field == "micro_batch":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"{field} must be a whole number of {least} or more, got {value!r}"
+                )
         for field in ("epochs", "evaluate_every"):
             if not 0 < getattr(self, field) < math.inf:
                 raise ValueError(f"{field} must be above 0, got {getattr(self, field)!r}")
@@ -128,11 +133,11 @@ class Recipe:
         return resolve(self.topology, self.nodes)
 
     def chosen(self) -> tuple[Algorithm, Topology, str | None]:
-        """The method and network that run, and why if they are not the ones asked for."""
-        return stability.choose(self.algorithm(), self.network(), self.stable)
+        """Return the method and network that run, and why if they are not the ones asked for."""
+        return _choose(self)
 
     def factor(self, steps_per_epoch: int) -> Callable[[int], float]:
-        """What lr is multiplied with, by step."""
+        """Return what lr is multiplied with, by step."""
         return schedules.factor(
             self.schedule, self.epochs, self.warmup_epochs, steps_per_epoch, self.warmup_from
         )
@@ -144,8 +149,13 @@ class Recipe:
         return dataclasses.asdict(self) | {"hyper": [list(pair) for pair in self.hyper]}
 
 
+@lru_cache(maxsize=16)  # the oracle may take seconds, and a run asks more than once
+def _choose(recipe: Recipe) -> tuple[Algorithm, Topology, str | None]:
+    return stability.choose(recipe.algorithm(), recipe.network(), recipe.stable)
+
+
 def from_json(values: Mapping[str, Any]) -> Recipe:
-    """The recipe that `as_json` described."""
+    """Return the recipe that `as_json` described."""
     known = {field.name for field in dataclasses.fields(Recipe)}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -153,139 +163,120 @@ def from_json(values: Mapping[str, Any]) -> Recipe:
     return Recipe(**values)
 
 
-def digits(**changes: Any) -> Recipe:
-    """8x8 digits, a multi-layer perceptron, 4 nodes: a few seconds, for a first look."""
-    recipe = {"nodes": 4, "batch": 128, "epochs": 20.0, "lr": 0.05, "schedule": "cosine"}
-    return Recipe(**{**recipe, **changes})
+def _named(about: str, batch: int, **values: Any) -> Callable[..., Recipe]:
+    """Make a recipe from its values; those that are functions follow the batch."""
 
+    def recipe(batch: int = batch, **changes: Any) -> Recipe:
+        own = {name: value(batch) if callable(value) else value for name, value in values.items()}
+        return Recipe(**{**own, "batch": batch, **changes})
 
-def fashion_mlp(**changes: Any) -> Recipe:
-    """Fashion-MNIST dealt by label to 8 nodes on a ring, batch 8,000: the setting of the bias."""
-    recipe = {
-        "data": "fashion-mnist",
-        "shards": "label-sorted:2",
-        "batch": 8000,
-        "epochs": 20.0,
-        "lr": 0.05,
-        "warmup_epochs": 2.0,
-        "log_every": 7,
-    }
-    return Recipe(**{**recipe, **changes})
-
-
-def cifar10_resnet20(batch: int = 2048, **changes: Any) -> Recipe:
-    """CIFAR-10 as in the paper's table 1: 200 epochs, a tenth at 100 and 150, lr 0.1 per 256."""
-    recipe = {
-        "data": "cifar10",
-        "model": "resnet20",
-        "topology": "symmetric-exponential",
-        "epochs": 200.0,
-        "schedule": "cifar-step",
-        **_scaled(batch),
-    }
-    return Recipe(**{**recipe, **changes})
-
-
-def imagenet_resnet50(batch: int = 8192, **changes: Any) -> Recipe:
-    """ImageNet as in the paper's table 3: 8 nodes, lr 0.1 per 256, its schedule for the batch."""
-    schedule = schedules.paper_schedule(batch)
-    recipe = {
-        "data": "imagenet",
-        "model": "resnet50",
-        "topology": "symmetric-exponential",
-        "epochs": 90.0 if schedule == "imagenet-step" else 120.0,
-        "schedule": schedule,
-        "precision": "bfloat16",
-        **_scaled(batch),
-    }
-    return Recipe(**{**recipe, **changes})
-
-
-def _detection(data: str, model: str, lr_per_16: float, image_size: int) -> Callable[..., Recipe]:
-    def recipe(batch: int = 256, **changes: Any) -> Recipe:
-        values = {
-            "data": data,
-            "model": model,
-            "topology": "symmetric-exponential",
-            "batch": batch,
-            "micro_batch": 2,
-            "epochs": 12.0,
-            "lr": schedules.linear_scaling(lr_per_16, batch, base_batch=16),
-            "weight_decay": 1e-4,
-            "schedule": "detection-1x",
-            "warmup_from": 0.001,
-            "image_size": image_size,
-        }
-        return Recipe(**{**values, **changes})
-
-    recipe.__doc__ = (
-        f"{data.upper()} as in the paper's table 6: ResNet-50-FPN, batch 256 on 8 nodes, 1x "
-        f"schedule, lr {lr_per_16:g} per 16."
-    )
+    recipe.__doc__ = about
     return recipe
 
 
-def _bccd(model: str, lr: float, epochs: float) -> Callable[..., Recipe]:
-    def recipe(**changes: Any) -> Recipe:
-        values = {
-            "data": "bccd",
-            "model": model,
-            "topology": "symmetric-exponential",
-            "batch": 16,
-            "epochs": epochs,
-            "lr": lr,
-            "weight_decay": 1e-4,
-            "schedule": "detection-1x",
-            "warmup_from": 0.001,
-            "image_size": 96,
-            "evaluate_every": epochs,
-        }
-        return Recipe(**{**values, **changes})
-
-    recipe.__doc__ = (
-        "Blood cells at 128 x 96 pixels, a small backbone from scratch, 8 nodes: some minutes."
-    )
-    return recipe
-
-
-def _scaled(batch: int) -> dict[str, Any]:
-    """The paper's linear scaling: lr follows the batch, and warm-up starts from the unscaled lr."""
-    return {
-        "batch": batch,
-        "lr": schedules.linear_scaling(0.1, batch),
-        "warmup_from": schedules.unscaled(batch),
-        "weight_decay": 1e-4,
-    }
+# The paper's linear scaling: lr follows the batch, and warm-up starts from the unscaled lr.
+_SCALED: dict[str, Any] = {
+    "topology": "symmetric-exponential",
+    "lr": partial(schedules.linear_scaling, 0.1),
+    "warmup_from": schedules.unscaled,
+    "weight_decay": 1e-4,
+}
 
 
 def _imagenet(batch: int) -> Callable[..., Recipe]:
-    def recipe(**changes: Any) -> Recipe:
-        return imagenet_resnet50(**{"batch": batch, **changes})
+    return _named(
+        "ImageNet as in the paper's table 3: 8 nodes, lr 0.1 per 256, its schedule for the batch.",
+        batch,
+        data="imagenet",
+        model="resnet50",
+        epochs=lambda batch: 90.0 if schedules.paper_schedule(batch) == "imagenet-step" else 120.0,
+        schedule=schedules.paper_schedule,
+        precision="bfloat16",
+        **_SCALED,
+    )
 
-    recipe.__doc__ = imagenet_resnet50.__doc__
-    return recipe
+
+_DETECTION = {
+    "topology": "symmetric-exponential",
+    "weight_decay": 1e-4,
+    "schedule": "detection-1x",
+    "warmup_from": 0.001,
+}
+
+
+def _published(data: str, model: str, lr_per_16: float, image_size: int) -> Callable[..., Recipe]:
+    return _named(
+        f"{data.upper()} as in the paper's table 6: ResNet-50-FPN, batch 256 on 8 nodes, 1x "
+        f"schedule, lr {lr_per_16:g} per 16.",
+        256,
+        data=data,
+        model=model,
+        micro_batch=2,
+        epochs=12.0,
+        lr=partial(schedules.linear_scaling, lr_per_16, base_batch=16),
+        image_size=image_size,
+        **_DETECTION,
+    )
+
+
+def _blood_cells(model: str, lr: float, epochs: float) -> Callable[..., Recipe]:
+    return _named(
+        "Blood cells at 128 x 96 pixels, a small backbone from scratch, 8 nodes: some minutes.",
+        16,
+        data="bccd",
+        model=model,
+        epochs=epochs,
+        lr=lr,
+        image_size=96,
+        evaluate_every=epochs,
+        **_DETECTION,
+    )
 
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
-    "digits": digits,
-    "fashion-mlp": fashion_mlp,
-    "cifar10-resnet20": cifar10_resnet20,
+    "digits": _named(
+        "8x8 digits, a multi-layer perceptron, 4 nodes: a few seconds, for a first look.",
+        128,
+        nodes=4,
+        epochs=20.0,
+        lr=0.05,
+        schedule="cosine",
+    ),
+    "fashion-mlp": _named(
+        "Fashion-MNIST split by label on 8 nodes in a ring, batch 8,000: the setting of the bias.",
+        8000,
+        data="fashion-mnist",
+        shards="label-sorted:2",
+        epochs=20.0,
+        lr=0.05,
+        warmup_epochs=2.0,
+        log_every=7,
+    ),
+    "cifar10-resnet20": _named(
+        "CIFAR-10 as in the paper's table 1: 200 epochs, a tenth at 100 and 150, lr 0.1 per 256.",
+        2048,
+        data="cifar10",
+        model="resnet20",
+        epochs=200.0,
+        schedule="cifar-step",
+        **_SCALED,
+    ),
     "imagenet-resnet50-2k": _imagenet(2048),
     "imagenet-resnet50-8k": _imagenet(8192),
     "imagenet-resnet50-16k": _imagenet(16384),
     "imagenet-resnet50-32k": _imagenet(32768),
     # Rates and image sizes as MMDetection has them, which the paper used.
-    "voc-retinanet": _detection("voc", "retinanet", 0.01, 600),
-    "voc-faster-rcnn": _detection("voc", "faster-rcnn", 0.01, 600),
-    "coco-retinanet": _detection("coco", "retinanet", 0.01, 800),
-    "coco-faster-rcnn": _detection("coco", "faster-rcnn", 0.02, 800),
-    "bccd-retinanet": _bccd("retinanet-small", 0.03, 20.0),
-    "bccd-faster-rcnn": _bccd("faster-rcnn-small", 0.05, 5.0),
+    "voc-retinanet": _published("voc", "retinanet", 0.01, 600),
+    "voc-faster-rcnn": _published("voc", "faster-rcnn", 0.01, 600),
+    "coco-retinanet": _published("coco", "retinanet", 0.01, 800),
+    "coco-faster-rcnn": _published("coco", "faster-rcnn", 0.02, 800),
+    "bccd-retinanet": _blood_cells("retinanet-small", 0.03, 20.0),
+    "bccd-faster-rcnn": _blood_cells("faster-rcnn-small", 0.05, 5.0),
 }
 
 
 def make(name: str | None, **changes: Any) -> Recipe:
-    """The recipe of that name (None: the plain one) with some values changed.
+    """Return the recipe of that name (None: the plain one) with some values changed.
 
     >>> make("imagenet-resnet50-8k", batch=16384).lr  # the rate follows the batch
     6.4
@@ -296,7 +287,8 @@ def make(name: str | None, **changes: Any) -> Recipe:
 
 
 def command(recipe: Recipe, *options: str) -> str:
-    """The command that runs this recipe: the named one it is closest to, and what differs."""
+    """Return the command that runs this recipe: the named one it is closest to, and what
+    differs."""
     candidates = [found for name in RECIPES if (found := _differences(name, recipe)) is not None]
     name, changes = min(candidates, key=lambda found: len(found[1]))
     words = ["decentlam", "train", "--recipe", name, *options]
@@ -312,7 +304,7 @@ def command(recipe: Recipe, *options: str) -> str:
 
 
 def _differences(name: str, recipe: Recipe) -> tuple[str, dict[str, Any]] | None:
-    """What to change in a named recipe to get this one; None if an option cannot say it."""
+    """Return what to change in a named recipe to get this one; None if an option cannot say it."""
     # The learning rate of some recipes follows the batch, and their topology must fit the nodes.
     given = {f: getattr(recipe, f) for f in ("method", "topology", "nodes", "batch")}
     try:
@@ -327,10 +319,3 @@ def _differences(name: str, recipe: Recipe) -> tuple[str, dict[str, Any]] | None
     }
     sayable = all(value is not None for value in changes.values()) and changes.get("hyper") != ()
     return (name, changes) if sayable else None
-
-
-def _check_whole(field: str, value: Any, optional: bool) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{field} must be a whole number of 1 or more, got {value!r}")

@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-
 Factor = Callable[[float], float]  # of the epoch; 1 is the full learning rate
 
 
 def steps(*milestones: float, gamma: float = 0.1) -> Factor:
-    """Times `gamma` from each milestone on."""
+    """Multiply by `gamma` from each milestone on."""
     return lambda epoch: gamma ** sum(epoch >= milestone for milestone in milestones)
 
 
 def half_cosine(first: float, last: float) -> Factor:
-    """From 1 at epoch `first` down to 0 at epoch `last`, along half a cosine wave."""
+    """Fall from 1 at epoch `first` to 0 at epoch `last`, along half a cosine wave."""
 
     def factor(epoch: float) -> float:
         done = (epoch - first) / (last - first)
@@ -33,7 +30,7 @@ def half_cosine(first: float, last: float) -> Factor:
 
 
 def warmed_up(epochs: float, start: float, then: Factor) -> Factor:
-    """On a line from `start` to what `then` is after `epochs` epochs; from there on, `then`."""
+    """Go on a line from `start` to what `then` is after `epochs` epochs; from there on, `then`."""
 
     def factor(epoch: float) -> float:
         if epoch >= epochs:
@@ -43,61 +40,27 @@ def warmed_up(epochs: float, start: float, then: Factor) -> Factor:
     return factor
 
 
-def constant(epochs: float, warmup_epochs: float | None = None, warmup_from: float = 0.0) -> Factor:
-    """1 all the way; no warm-up unless asked for."""
-    return warmed_up(warmup_epochs or 0.0, warmup_from, lambda epoch: 1.0)
-
-
-def cosine(epochs: float, warmup_epochs: float | None = None, warmup_from: float = 0.0) -> Factor:
-    """Half a cosine wave from the end of the warm-up (none unless asked for) to the last epoch."""
-    warmup = warmup_epochs or 0.0
-    return warmed_up(warmup, warmup_from, half_cosine(warmup, epochs))
-
-
-def imagenet_step(
-    epochs: float = 90, warmup_epochs: float | None = None, warmup_from: float = 0.0
-) -> Factor:
-    """ImageNet with batches of up to 8K: 5 warm-up epochs of 90, a tenth at 30, 60 and 80."""
-    warmup = epochs * 5 / 90 if warmup_epochs is None else warmup_epochs
-    return warmed_up(warmup, warmup_from, steps(*(epochs * m / 90 for m in (30, 60, 80))))
-
-
-def imagenet_cosine(
-    epochs: float = 120, warmup_epochs: float | None = None, warmup_from: float = 0.0
-) -> Factor:
-    """ImageNet with batches over 8K: 20 warm-up epochs of 120, half a cosine wave in the rest."""
-    return cosine(
-        epochs, epochs * 20 / 120 if warmup_epochs is None else warmup_epochs, warmup_from
-    )
-
-
-def cifar_step(
-    epochs: float = 200, warmup_epochs: float | None = None, warmup_from: float = 0.0
-) -> Factor:
-    """CIFAR-10: 5 warm-up epochs of 200, a tenth at 100 and 150."""
-    warmup = epochs * 5 / 200 if warmup_epochs is None else warmup_epochs
-    return warmed_up(warmup, warmup_from, steps(epochs * 100 / 200, epochs * 150 / 200))
-
-
-def detection_1x(
-    epochs: float = 12, warmup_epochs: float | None = None, warmup_from: float = 0.0
-) -> Factor:
-    """The 1x schedule of detectors: 12 epochs, a tenth at 8 and 11.
-
-    Warm-up takes one epoch of the 12: the usual 500 steps, on COCO with batches of 256.
-    """
-    warmup = epochs / 12 if warmup_epochs is None else warmup_epochs
-    return warmed_up(warmup, warmup_from, steps(epochs * 8 / 12, epochs * 11 / 12))
-
-
-SCHEDULES: dict[str, Callable[..., Factor]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "imagenet-step": imagenet_step,
-    "imagenet-cosine": imagenet_cosine,
-    "cifar-step": cifar_step,
-    "detection-1x": detection_1x,
+# Of a run of `epochs`: how long it warms up unless told otherwise, and what comes then. Milestones
+# and warm-up keep their place in proportion to the paper's number of epochs.
+SCHEDULES: dict[str, tuple[float, Callable[[float, float], Factor]]] = {
+    # 1 all the way.
+    "constant": (0.0, lambda epochs, warmup: steps()),
+    # Half a cosine wave from the end of the warm-up to the last epoch.
+    "cosine": (0.0, lambda epochs, warmup: half_cosine(warmup, epochs)),
+    # ImageNet with batches of up to 8K: 5 warm-up epochs of 90, a tenth at 30, 60 and 80.
+    "imagenet-step": (5 / 90, lambda epochs, _: _milestones(epochs, 90, 30, 60, 80)),
+    # ImageNet with batches over 8K: 20 warm-up epochs of 120, half a cosine wave in the rest.
+    "imagenet-cosine": (20 / 120, lambda epochs, warmup: half_cosine(warmup, epochs)),
+    # CIFAR-10: 5 warm-up epochs of 200, a tenth at 100 and 150.
+    "cifar-step": (5 / 200, lambda epochs, _: _milestones(epochs, 200, 100, 150)),
+    # The 1x schedule of detectors: 12 epochs, a tenth at 8 and 11. Warm-up takes one: the usual
+    # 500 steps, on COCO with batches of 256.
+    "detection-1x": (1 / 12, lambda epochs, _: _milestones(epochs, 12, 8, 11)),
 }
+
+
+def _milestones(epochs: float, usual: int, *milestones: int) -> Factor:
+    return steps(*(epochs * milestone / usual for milestone in milestones))
 
 
 def factor(
@@ -107,10 +70,9 @@ def factor(
     steps_per_epoch: int = 1,
     warmup_from: float = 0.0,
 ) -> Callable[[int], float]:
-    """The factor as a function of the step, for a run of `epochs`.
+    """Return the factor as a function of the step, for a run of `epochs`.
 
-    Milestones and warm-up keep their place in proportion to the paper's number of epochs, unless
-    `warmup_epochs` says how long to warm up (0: not at all).
+    `warmup_epochs` says how long to warm up (0: not at all), unless the schedule is to say it.
 
     >>> rate = factor("imagenet-step", epochs=9, steps_per_epoch=100)
     >>> rate(0), rate(25), rate(50), rate(300), rate(899)  # warm-up is half an epoch here
@@ -127,22 +89,19 @@ def factor(
         raise ValueError(f"warm-up takes from 0 to less than all {epochs} epochs: {warmup_epochs}")
     if not 0 <= warmup_from <= 1:
         raise ValueError(f"warm-up starts from 0 to 1 times the rate, got {warmup_from}")
-    of_epoch = SCHEDULES[name](epochs, warmup_epochs, warmup_from)
+    usual, then = SCHEDULES[name]
+    warmup = epochs * usual if warmup_epochs is None else warmup_epochs
+    of_epoch = warmed_up(warmup, warmup_from, then(epochs, warmup))
     return lambda step: of_epoch(step / steps_per_epoch)
 
 
-def scheduler(optimizer: Optimizer, factor_of_step: Callable[[int], float]) -> LambdaLR:
-    """Call its `step()` after every `optimizer.step()`: the rates are factor times lr."""
-    return LambdaLR(optimizer, factor_of_step)
-
-
 def paper_schedule(batch: int) -> str:
-    """The paper's schedule on ImageNet for a total batch: up to 8K counts as small."""
+    """Return the paper's schedule on ImageNet for a total batch: up to 8K counts as small."""
     return "imagenet-step" if batch <= 8192 else "imagenet-cosine"
 
 
 def linear_scaling(base_lr: float, batch: int, base_batch: int = 256) -> float:
-    """The learning rate in proportion to the total batch (Goyal et al., 2017).
+    """Return the learning rate in proportion to the total batch (Goyal et al., 2017).
 
     >>> linear_scaling(0.1, 32 * 1024)
     12.8
@@ -151,5 +110,6 @@ def linear_scaling(base_lr: float, batch: int, base_batch: int = 256) -> float:
 
 
 def unscaled(batch: int, base_batch: int = 256) -> float:
-    """The factor that undoes `linear_scaling`, where the paper's warm-up starts; 1 at most."""
+    """Return the factor that undoes `linear_scaling`, where the paper's warm-up starts; 1 at
+    most."""
     return min(1.0, base_batch / batch)

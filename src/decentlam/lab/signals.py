@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """These signals go to the handler; only the main thread may ask for that, others do not."""
+    """Send these signals to the handler; only the main thread may ask for that, others do not."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -45,8 +47,49 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+Nodes = Annotated[int, typer.Option("-n", "--nodes", help="Number of nodes.")]
+Seed = Annotated[int, typer.Option(help="Equal seeds give equal results.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def out_option(about: str) -> Any:
+    """Return the option --out of a command, as text. An empty one, which is what an unset variable
+    of a shell script gives, is refused: as a path it would be the current directory."""
+
+    def check(path: str | None) -> str | None:
+        if path == "":
+            raise ValueError("--out is empty; give a path, or leave it out")
+        return path
+
+    return typer.Option("--out", help=about, metavar="PATH", callback=check)
+
+
+def takes_options(cls: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Make a command of a function of one dataclass, whose fields are the command's options."""
+
+    def command(function: Callable[[Any], None]) -> Callable[..., None]:
+        def run(**options: Any) -> None:
+            function(cls(**options))
+
+        hints = get_type_hints(cls, include_extras=True)
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=hints[field.name],
+            )
+            for field in dataclasses.fields(cls)
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        return run
+
+    return command
+
+
 def one_of(names: Sequence[str]) -> Callable[..., Any]:
-    """A callback that refuses any other value of an option, or of an argument."""
+    """Return a callback that refuses any other value of an option, or of an argument."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in names:
@@ -62,7 +105,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Record]) -> None:
-    """The rows as a table; numbers to the right."""
+    """Print the rows as a table; numbers to the right."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     for key in rows[0]:
         number = all(isinstance(row[key], int | float | None) for row in rows)
@@ -73,14 +116,14 @@ def print_table(rows: Sequence[Record]) -> None:
 
 
 def console() -> Console:
-    """Standard output; when it is not a terminal, wide enough that no cell is cut."""
+    """Return standard output; when it is not a terminal, wide enough that no cell is cut."""
     out = Console(highlight=False, markup=False)
     return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Tick]:
-    """A bar on stderr; nothing when stderr is not a terminal."""
+    """Show a bar on stderr; nothing when stderr is not a terminal."""
     err = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:

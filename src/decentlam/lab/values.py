@@ -14,7 +14,7 @@ Tick = Callable[[int, int, str], None]  # (done, total, what), for progress bars
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: numbers that are not finite become null."""
+    """Return the value as JSON can hold it: numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the JSON says; a ValueError if it is none, or nested too deeply to be read."""
+    """Return what the JSON says; a ValueError if it is none, or nested too deeply to be read."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -33,14 +33,15 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def show(value: Any) -> str:
-    """A table cell: four significant digits; a dash where there is nothing to say."""
+    """Return a table cell: four significant digits; a dash where there is nothing to say."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def explained(error: BaseException | None) -> str | None:
-    """A line about an error that a run can end with and that is no bug; None about others."""
+    """Return a line about an error that a run can end with and that is no bug; None about
+    others."""
     text = " ".join(str(error).split())
     memory = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
     if memory or "can't allocate memory" in text:

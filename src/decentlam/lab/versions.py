@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 import decentlam
-from decentlam.algorithms import compiled
 
 
 def versions(**more: str) -> dict[str, str | None]:
@@ -20,13 +19,12 @@ def versions(**more: str) -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "loops": "compiled" if compiled.available() else "torch",
         **more,
     }
 
 
 def commit() -> str | None:
-    """The commit of this source tree, if it is a git checkout of decentlam."""
+    """Return the commit of this source tree, if it is a git checkout of decentlam."""
     here = Path(__file__)
     command = f"git ls-files --error-unmatch {here.name} >&2 && git rev-parse HEAD"
     try:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from decentlam.errors import ExchangeError, LaunchError, RunOverError
-from decentlam.launch.place import LAUNCHED, LOOPBACK
+from decentlam.launch.environment import LAUNCHED, LOOPBACK
 from decentlam.launch.processes import (
     Collect,
     Running,
@@ -21,7 +21,7 @@ from decentlam.launch.processes import (
     run_processes,
     variables,
 )
-from decentlam.launch.work import Failure, pickled
+from decentlam.launch.remote_function import Failure, pickled
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def run_here(
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         raise ValueError(f"nodes must be a whole number of 1 or more, got {nodes!r}")
     work = pickled(fn, args)  # refused before torch is imported, which takes long
-    from decentlam.membership.spare import open_store
+    from decentlam.network.store import open_store
 
     store = open_store(LOOPBACK)
     shared = {

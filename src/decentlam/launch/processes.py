@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from decentlam.errors import LaunchError
-from decentlam.launch.work import Failure, main_is_a_file, run_in_process
+from decentlam.launch.remote_function import Failure, main_is_a_file, run_in_process
 
 _POLL_SECONDS = 0.5  # between two looks for dead processes; others fail that soon after the first
 _STOP_SECONDS = 5.0  # between asking a process to end and ending it

@@ -1,4 +1,4 @@
-"""Before training, all nodes check that they mean the same run; whoever differs is named."""
+"""The agreement of all nodes, before training, on what they run; whoever differs is named."""
 
 from __future__ import annotations
 
@@ -12,46 +12,50 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from decentlam.algorithms import Algorithm
-from decentlam.exchange.network import Network
+from decentlam.network.network import Network
 from decentlam.options import Options
-from decentlam.runtime.groups import PAST
+from decentlam.runtime.param_groups import PAST
 from decentlam.topology import Topology
 
 
-def facts_of(
-    method: Algorithm, options: Options, groups: Sequence[Mapping[str, Any]]
+def describe_run(
+    method: Algorithm,
+    options: Options,
+    groups: Sequence[Mapping[str, Any]],
+    buffers: Sequence[Tensor] = (),
 ) -> dict[str, object]:
-    """What every process must have alike, named so that a difference explains itself."""
-    facts: dict[str, object] = {
+    """Return what every process must have alike, named so that a difference explains itself."""
+    run: dict[str, object] = {
         "decentlam version": f"{sys.modules['decentlam'].__version__}, code {_code_of_decentlam()}",
         "torch version": torch.__version__,
         "algorithm": repr(method),
         "code of the algorithm": _code_of(type(method)),
     }
-    facts |= {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    run |= {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     if isinstance(options.topology, Topology):
-        facts["topology"] = f"{options.topology!r} {options.topology.fingerprint()}"
-    facts["number of parameters"] = sum(len(group["params"]) for group in groups)
+        run["topology"] = f"{options.topology!r} {options.topology.fingerprint()}"
+    run["buffers"] = [f"{tuple(buffer.shape)} {buffer.dtype}" for buffer in buffers]
+    run["number of parameters"] = sum(len(group["params"]) for group in groups)
     for i, group in enumerate(groups):
         names = group.get("param_names") or [""] * len(group["params"])
         for k, (name, p) in enumerate(zip(names, group["params"], strict=True)):
             frozen = "" if p.requires_grad else " frozen"
             described = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
-            facts[f"parameter {k} of group {i}"] = described.strip()
+            run[f"parameter {k} of group {i}"] = described.strip()
         for name, value in group.items():
             if name not in ("params", "param_names", *PAST):
-                facts[f"{name} of group {i}"] = value
-    return facts
+                run[f"{name} of group {i}"] = value
+    return run
 
 
 @cache
 def _code_of_decentlam() -> str:
-    """Differs where one host has other files of the same version, as a checkout has."""
+    """Return a digest that differs where one host has other files of the same version."""
     root = Path(__file__).parents[1]
-    found = [file for kind in ("*.py", "*.c", "*.h") for file in root.rglob(kind)]
-    files = sorted(file.relative_to(root).as_posix() for file in found)
+    files = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
     return _digest("".join(f"{name}\n{(root / name).read_text()}" for name in files))
 
 
@@ -67,11 +71,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def check_agreement(network: Network, facts: Mapping[str, object]) -> None:
-    """Raises the same error on every process if one's facts differ from process 0's."""
+def check_agreement(network: Network, run: Mapping[str, object]) -> None:
+    """Raise the same error on every process if what one of them has differs from process 0's."""
     if network.group is None:
         return
-    everyone = network.gather({key: repr(value) for key, value in facts.items()})
+    everyone = network.gather({key: repr(value) for key, value in run.items()})
     reference = everyone[0]
     differences = [
         f"process {rank} has {key} = {theirs.get(key)}, process 0 has {reference.get(key)}"

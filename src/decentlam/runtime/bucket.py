@@ -1,21 +1,35 @@
-"""Flat buckets: parameters and gradients of a group become views of a few long tensors."""
+"""A bucket: some parameters laid out one after the other, and everything a step needs of them.
+
+Message and update are called on pieces that stay in the cache, with scratch memory used again, so
+no method needs to know about memory. The terms of a mix are summed inside of that, so each received
+byte is read once.
+"""
 
 from __future__ import annotations
 
+import math
+import threading
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from decentlam.algorithms.kernels import CHUNK
-from decentlam.runtime.groups import ParamGroup, named_parameters
+from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.exchange.base import Pending, Terms, combine
+from decentlam.network.network import Network
+from decentlam.runtime.param_groups import ParamGroup, named_parameters
 
+Snapshot = tuple[dict[str, float], list[Any], list[Any]]  # see `checks.snapshot`
+
+PIECE = 1 << 18  # elements; smaller pieces cost calls, larger ones fall out of the cache
 _LARGE = 1 << 15  # elements from which a copy of the gradient costs more than calls of its own
-
 
 # The bucket in which a parameter lives: the one that was built last. Two optimizers with the same
 # parameter would otherwise take it from each other for ever.
@@ -23,119 +37,146 @@ _owners: Any = WeakTensorKeyDictionary()
 
 
 def memory_of(p: Tensor) -> Tensor:
-    """The long tensor of the bucket in which p lives; p itself if no optimizer has it."""
+    """Return the flat tensor of the bucket in which p lives, or p itself if no optimizer has it."""
     bucket: Bucket | None = _owners.get(p, lambda: None)()
     return p if bucket is None else bucket.x
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Neighbors in a bucket whose gradients lie together in memory."""
+class Piece:
+    """Neighboring elements of a bucket's shard, for one call of message or update."""
 
-    span: slice  # of x
-    owner: int | None  # the one parameter whose gradient stays where backward left it
-    inside: slice  # of g, if there is no owner
+    span: slice  # of the shard
+    owner: int | None  # the parameter whose gradient is read in place; None: the gathered copy
+    inside: slice  # of that gradient
+    adaptive: bool  # whether a layer-wise rate applies
 
 
-@dataclass(eq=False)
 class Bucket:
-    """Some parameters of one group, laid out one after the other in `x`.
+    """Some parameters of one group: memory, gradient, state and the message under way.
 
-    Gradients are gathered in `g`. On a CPU, large ones are used where backward left them: the copy
-    would be the dearest pass over memory of the whole step.
+    One process per node updates all of it. In a node of several processes each of them has one
+    shard of every bucket, exchanges it with the same shard of other nodes, and updates it.
     """
 
-    group: int  # index of the param group
-    params: list[Tensor]
-    names: list[str]
-    x: Tensor  # (size,) padded with zeros to a multiple of `parts`
-    g: Tensor
-    x_views: list[Tensor]
-    g_views: list[Tensor | None]  # None: nothing was gathered for this parameter yet
-    g_spans: list[slice | None]  # where in g that is; None: the gradient stays where it is
-    spans: list[slice] = field(default_factory=list)
-    stretches: list[Stretch] = field(default_factory=list)
+    def __init__(
+        self,
+        number: int,
+        group: int,
+        params: list[Tensor],
+        names: list[str],
+        algorithm: Algorithm,
+        network: Network,
+        timeout: timedelta,
+    ) -> None:
+        self.number, self.group, self.params, self.names = number, group, params, names
+        self.network, self._timeout = network, timeout
+        parts = network.processes_per_node
+        size = -(-sum(p.numel() for p in params) // parts)  # of a shard; zeros fill it up
+        self.x = params[0].new_zeros(parts * size)
+        self.spans: list[slice] = []  # of each parameter in x
+        self.views: list[Tensor] = []  # x in the shape of each parameter
+        self._lay_out()
+        self.shard = slice(network.local_rank * size, (network.local_rank + 1) * size)
+        self.shard_x = self.x[self.shard]
+        self.init = algorithm.init
+        self.state = algorithm.init(self.shard_x)
+        self._cut_pieces(algorithm.layerwise)
+        if parts > 1:
+            # NCCL reduces a shard. gloo's reduce_scatter is an all_reduce, too, but one that ends
+            # only in wait(); so here the whole is reduced.
+            self._sum = torch.empty_like(self.shard_x if network.is_nccl else self._g)
+        self.abandon()
 
-    def adopt_gradient(self, i: int) -> None:
-        """Makes sure the gradient of parameter i is where `gradients` expects it."""
-        grad, view = self.params[i].grad, self._view_of_g(i)
-        if grad is None or grad is view:
-            return
-        if grad.is_sparse:
-            raise ValueError(
-                f"{self.names[i]} has a sparse gradient, which cannot be averaged "
-                "with neighbors; use sparse=False in its embedding"
-            )
-        if view is None:
-            if _alike(grad, self.x_views[i]):
-                return
-            view = self.g_views[i] = torch.empty_like(self.x_views[i])
-        if grad.data_ptr() != view.data_ptr():
-            view.copy_(grad.detach())  # backward(create_graph=True) gives it a history
-        self.params[i].grad = view
+    def abandon(self) -> None:
+        """Forget the step: the bucket is ready for new gradients."""
+        self.arrived: set[int] = set()  # parameters whose gradient backward has left
+        self.gathered = False  # the gradient is complete and must not change any more
+        self.snapshot: Snapshot | None = None  # what the message was made of
+        self.pending: Pending | None = None  # the message under way
+        self.updated = False
+        self.gradients: list[Tensor] = []  # flat, one for each piece
+        self.absent: list[int] = []  # parameters that are frozen, or have no gradient
+        self.finite: Tensor | None = None  # NCCL: a flag on the device that nobody looked at yet
+        self._summing: Pending | None = None
 
-    def gather_gradients(self) -> None:
-        """Puts every gradient in place; a parameter that got none has gradient zero."""
-        for i, p in enumerate(self.params):
-            if p.grad is not None:
-                self.adopt_gradient(i)
-                continue
-            view = self._view_of_g(i)
-            if view is None:
-                self.g_views[i] = torch.zeros_like(self.x_views[i])
-            else:
-                view.zero_()
+    # Layout -------------------------------------------------------------------------------------
 
-    def _view_of_g(self, i: int) -> Tensor | None:
-        """Where the gradient of parameter i is gathered.
+    @torch.no_grad()
+    def _lay_out(self) -> None:
+        start = 0
+        for p in self.params:
+            span = slice(start, start + p.numel())
+            start = span.stop
+            view = shaped_like(self.x[span], p)
+            view.copy_(p)
+            p.data = view
+            self.spans.append(span)
+            self.views.append(view)
+            _owners[p] = weakref.ref(self)
 
-        The view is p.grad itself, so `p.grad.data = ...` takes it to other memory, and so does
-        `model.to("cpu:0")`; then there is a new one.
+    def _cut_pieces(self, layerwise: bool) -> None:
+        """Cut the shard for calls of message and update: by layer, or to what fits the cache.
+
+        A large gradient on a CPU is read where backward left it: a copy would be the dearest pass
+        over memory of the whole step. All others are gathered in `_g`.
         """
-        view, span = self.g_views[i], self.g_spans[i]
-        if view is not None and span is not None:
-            place = self.g.data_ptr() + span.start * self.g.element_size()
-            if view.data_ptr() != place:
-                view = self.g_views[i] = _view(self.g, span, self.x_views[i])
-        return view
-
-    def gradients(self) -> list[Tensor]:
-        """The gradient, gathered before, as flat tensors in the order of `stretches`."""
-        return [
-            self.g[stretch.inside] if stretch.owner is None else _flat(self.gradient(stretch.owner))
-            for stretch in self.stretches
+        on_cpu = self.x.device.type == "cpu"
+        in_place = self.network.processes_per_node == 1 and (on_cpu or layerwise)
+        gathered = 0 if in_place else len(self.x)
+        places: list[slice | None] = []  # of each parameter's gradient in _g; None: stays in place
+        self.pieces: list[Piece] = []
+        for i, (p, span) in enumerate(zip(self.params, self.spans, strict=True)):
+            if in_place and (layerwise or p.numel() >= _LARGE):
+                places.append(None)
+                adaptive = not layerwise or p.ndim > 1
+                for s in _cut(span.start, span.stop, p.numel() if layerwise else PIECE):
+                    inside = slice(s.start - span.start, s.stop - span.start)
+                    self.pieces.append(Piece(s, i, inside, adaptive))
+            elif in_place:
+                inside = slice(gathered, gathered + p.numel())
+                gathered = inside.stop
+                places.append(inside)
+                last = self.pieces[-1] if self.pieces else None
+                if last and last.owner is None and span.stop - last.span.start <= PIECE:
+                    self.pieces.pop()  # this one goes on where it ends
+                    span = slice(last.span.start, span.stop)
+                    inside = slice(last.inside.start, inside.stop)
+                self.pieces.append(Piece(span, None, inside, True))
+            else:
+                places.append(span)
+        if not in_place:
+            size = len(self.shard_x)
+            length = PIECE if on_cpu else max(size, 1)
+            self.pieces = [Piece(s, None, s, True) for s in _cut(0, size, length)]
+        self._g = self.x.new_zeros(gathered)
+        self._g_views = [
+            None if place is None else shaped_like(self._g[place], p)
+            for place, p in zip(places, self.params, strict=True)
+        ]
+        self._cut_x = [self.shard_x[piece.span] for piece in self.pieces]
+        self._cut_state = [
+            {name: t[piece.span] for name, t in self.state.items()} for piece in self.pieces
         ]
 
-    def gradient(self, i: int) -> Tensor:
-        grad = self.params[i].grad
-        found = self.g_views[i] if grad is None else grad.detach()
-        assert found is not None
-        return found
-
-    def gradient_bytes(self) -> int:
-        """What gradients take, as far as the bucket keeps them or the parameters do."""
-        owners = [s.owner for s in self.stretches if s.owner is not None]
-        held = [g for i in owners for g in (self.params[i].grad, self.g_views[i]) if g is not None]
-        return self.g.nbytes + sum({g.data_ptr(): g.nbytes for g in held}.values())
-
     def holds(self, i: int) -> bool:
-        """Whether the memory of parameter i is still the bucket's."""
-        p, view = self.params[i], self.x_views[i]
+        """Return True if the memory of parameter i is still the bucket's."""
+        p, view = self.params[i], self.views[i]
         return p.data_ptr() == view.data_ptr() and p.dtype == view.dtype
 
     def owns(self, i: int) -> bool:
-        """Whether no other optimizer was built with parameter i since."""
+        """Return True unless another optimizer was built with parameter i since."""
         owner = _owners.get(self.params[i], lambda: None)()
         return owner is None or owner is self
 
     @torch.no_grad()
     def reclaim(self, i: int) -> bool:
-        """Makes parameter i live in the bucket again, with the value it has; True if that is new.
+        """Make parameter i live in the bucket again, with the value it has; True if that is new.
 
         `model.to("cpu:0")`, as some trainers call it, moves a parameter to memory of its own and
         changes nothing else. What changes shape, precision or kind of device is refused.
         """
-        p, view, name = self.params[i], self.x_views[i], self.names[i]
+        p, view, name = self.params[i], self.views[i], self.names[i]
         if not self.owns(i):
             raise RuntimeError(
                 f"{name} now belongs to another optimizer, which was built later; use only that "
@@ -154,45 +195,191 @@ class Bucket:
         p.data = view
         return changed
 
-    def pieces(self, per_layer: bool, part: slice) -> list[tuple[int, slice, slice]]:
-        """How `x[part]` is cut for one call of message or update: by layer or by cache size.
+    # Gradient -----------------------------------------------------------------------------------
 
-        Each is the number of its stretch, its place in that, and its place in x[part].
+    def gather(self, step: int, skip: bool = False) -> None:
+        """Take the gradient as it is; a parameter without one, and all if `skip`, counts as zero.
+
+        In a node of several processes their gradients begin to be summed.
         """
-        if len(self.stretches) == 1 and self.stretches[0].owner is None:
-            size = part.stop - part.start
-            chunk = CHUNK if self.x.device.type == "cpu" else max(size, 1)
-            spans = self.spans if per_layer else _cut(0, size, chunk)
-            return [(0, span, span) for span in spans]
-        return [
-            (k, slice(piece.start - span.start, piece.stop - span.start), piece)
-            for k, span in enumerate(stretch.span for stretch in self.stretches)
-            for piece in _cut(span.start, span.stop, CHUNK)
-        ]
+        self.gathered = True
+        in_place: dict[int | None, Tensor] = {None: self._g}
+        for i, p in enumerate(self.params):
+            if p.grad is None or not p.requires_grad:
+                self.absent.append(i)
+            grad = None if skip or p.grad is None else p.grad.detach()
+            if grad is not None and grad.is_sparse:
+                raise ValueError(
+                    f"{self.names[i]} has a sparse gradient, which cannot be averaged "
+                    "with neighbors; use sparse=False in its embedding"
+                )
+            target = self._g_views[i]
+            if target is None:
+                if grad is not None and _alike(grad, self.views[i]):
+                    in_place[i] = _flat(grad)
+                    continue
+                target = torch.empty_like(self.views[i])
+                in_place[i] = _flat(target)
+            target.zero_() if grad is None else target.copy_(grad)
+        if self.network.intra_node_group is not None:
+            self._begin_sum(step)
+        else:
+            for piece in self.pieces:
+                self.gradients.append(in_place[piece.owner][piece.inside])
+
+    def _begin_sum(self, step: int) -> None:
+        tensors = [self._sum, self._g]
+        collective: Callable[..., Any] = dist.reduce_scatter_tensor
+        if not self.network.is_nccl:
+            self._sum.copy_(self._g)
+            tensors, collective = [self._sum], dist.all_reduce
+        self._summing = inside_node(
+            self.network, self._timeout, step, self.number, collective, *tensors
+        )
+
+    def summed(self, next_is_gathered: bool) -> bool:
+        """Return True if the node's gradient is there. Backward must not wait for it: the script
+        may have a collective of its own before step(), and a process of the node be in it already.
+        On a GPU only the GPU waits, and not even that if another bucket came in between."""
+        if self._summing is None:
+            return True
+        return next_is_gathered if self.network.is_nccl else self._summing.arrived()
+
+    def finish_sum(self) -> None:
+        """Wait for the node's gradient: the mean over its processes."""
+        if self._summing is not None:
+            self._summing.wait()
+            self._summing = None
+            mean = self._sum if self.network.is_nccl else self._sum[self.shard]
+            mean.div_(self.network.processes_per_node)
+            self.gradients = [mean[piece.span] for piece in self.pieces]
+
+    # Message and update -------------------------------------------------------------------------
+
+    def form(self, message: Tensor, algorithm: Algorithm, step: Step, look: bool) -> bool:
+        """Fill the message, (payloads, size); return False if `look` finds a value that is not
+        finite. It looks at each piece while that is in the cache."""
+        gradients, finite = self.gradients, True
+        if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
+            gradients, step = self._cut_x, replace(step, weight_decay=0.0)
+        for piece, x, state, g in zip(
+            self.pieces, self._cut_x, self._cut_state, gradients, strict=True
+        ):
+            formed = algorithm.message(x, _decayed(g, x, step), state, step)
+            payloads = formed if isinstance(formed, tuple) else (formed,)
+            for row, payload in zip(message, payloads, strict=True):
+                part = row[piece.span]
+                part.copy_(payload)
+                finite = finite and (not look or math.isfinite(part.sum().item()))
+        return finite
+
+    def update(self, terms: Terms, algorithm: Algorithm, step: Step) -> None:
+        """Update x and state; without terms the node's own message is the mix."""
+        unmoved = self._unmoved() if self.absent else []
+        for piece, x, state, g in zip(
+            self.pieces, self._cut_x, self._cut_state, self.gradients, strict=True
+        ):
+            here = step if piece.adaptive else replace(step, adaptive=False)
+            g = _decayed(g, x, step)
+            mixed = _mixed(terms, piece.span, x) if terms else algorithm.message(x, g, state, here)
+            algorithm.update(x, g, mixed, state, here)
+        moved = self.params
+        if unmoved:
+            for _, inside, x, state in unmoved:
+                self.shard_x[inside] = x
+                for name, value in state.items():
+                    self.state[name][inside] = value
+            moved = [p for i, p in enumerate(moved) if all(i != k for k, *_ in unmoved)]
+        # A graph of the old values must not run backward through the new ones: torch then refuses.
+        increment_version(moved)
+        self.updated = True
+
+    def begin_gather(self, step: int) -> Pending:
+        """Start to collect the shards that the processes of a node have updated."""
+        collective, tensors = dist.all_gather_into_tensor, (self.x, self.shard_x)
+        return inside_node(self.network, self._timeout, step, self.number, collective, *tensors)
+
+    def _unmoved(self) -> list[tuple[int, slice, Tensor, dict[str, Tensor]]]:
+        """Return what a step must leave as it is: parameters that were frozen since, and on one
+        node alone, as in torch.optim, those without a gradient."""
+        alone, size, first = self.network.num_processes == 1, len(self.shard_x), self.shard.start
+        found = []
+        for i in self.absent:
+            if alone or not self.params[i].requires_grad:
+                span = self.spans[i]
+                inside = slice(*(min(max(k - first, 0), size) for k in (span.start, span.stop)))
+                state = {name: t[inside].clone() for name, t in self.state.items()}
+                found.append((i, inside, self.shard_x[inside].clone(), state))
+        return found
+
+    def piece(self, k: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return x and state of piece k."""
+        return self._cut_x[k], self._cut_state[k]
+
+    def nonfinite_names(self, values: Tensor) -> list[str]:
+        """Return the parameters with a NaN or infinity in `values`, (payloads, size of shard)."""
+        bad = torch.zeros(len(self.x), dtype=torch.bool)
+        bad[self.shard] = (~torch.isfinite(values)).any(dim=0).cpu()
+        spans = zip(self.names, self.spans, strict=True)
+        return [name for name, span in spans if bad[span].any()]
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of the gradients, as far as the bucket or the parameters keep them."""
+        held = sum(p.grad.nbytes for p in self.params if p.grad is not None)
+        summed = self._sum.nbytes if self.network.processes_per_node > 1 else 0
+        return self._g.nbytes + summed + held
+
+
+def inside_node(
+    network: Network,
+    timeout: timedelta,
+    step: int,
+    bucket: int,
+    collective: Callable[..., Any],
+    *tensors: Tensor,
+) -> Pending:
+    """Start a collective of the processes of this node."""
+    peer, pending = "another process of its node", Pending(network, step, bucket, timeout)
+    with pending.posting(peer):
+        work = collective(*tensors, group=network.intra_node_group, async_op=True)
+    pending.works.append((peer, work))
+    return pending
 
 
 def build_buckets(
-    param_groups: Sequence[ParamGroup], bucket_bytes: int, parts: int = 1, gather: bool = False
+    groups: Sequence[ParamGroup],
+    bucket_bytes: int,
+    algorithm: Algorithm,
+    network: Network,
+    timeout: timedelta,
 ) -> list[Bucket]:
-    """Buckets of at most `bucket_bytes` by group, dtype and device, in order of arrival.
-
-    `gather` copies even large gradients into the bucket, so that they are one tensor.
+    """Build buckets of at most `bucket_bytes` by group, dtype and device, in order of arrival.
 
     Backward reaches the last parameters first, so buckets and what is in them run backwards.
     """
-    names = {id(p): name for name, p in named_parameters(param_groups)}
-    places = {key: place for place, key in enumerate(names)}
-    buckets: list[Bucket] = []
-    for index, group in enumerate(param_groups):
+    names = {id(p): name for name, p in named_parameters(groups)}
+    order = {key: position for position, key in enumerate(names)}
+    filled: list[tuple[int, list[Tensor]]] = []
+    for index, group in enumerate(groups):
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for p in reversed(group["params"]):
             if p.requires_grad and p.numel():
                 alike.setdefault((p.dtype, p.device), []).append(p)
         for members in alike.values():
-            for chosen in _fill(members, bucket_bytes):
-                called = [names[id(p)] for p in chosen]
-                buckets.append(_flatten(index, chosen, called, parts, gather))
-    return sorted(buckets, key=lambda bucket: -places[id(bucket.params[0])])
+            filled += [(index, params) for params in _fill(members, bucket_bytes)]
+    filled.sort(key=lambda item: -order[id(item[1][0])])
+    return [
+        Bucket(
+            number,
+            index,
+            params,
+            [names[id(p)] for p in params],
+            algorithm.with_hyper(groups[index]),
+            network,
+            timeout,
+        )
+        for number, (index, params) in enumerate(filled)
+    ]
 
 
 def _fill(params: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
@@ -207,83 +394,69 @@ def _fill(params: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     return filled
 
 
-@torch.no_grad()
-def _flatten(
-    group: int, params: list[Tensor], names: list[str], parts: int, gather: bool
-) -> Bucket:
-    size = sum(p.numel() for p in params)
-    padded = -(-size // parts) * parts
-    gather = gather or parts > 1 or params[0].device.type != "cpu"
-    x = params[0].new_zeros(padded)
-    large = [not gather and p.numel() >= _LARGE for p in params]
-    g = x.new_zeros(sum(p.numel() for p, own in zip(params, large, strict=True) if not own))
-    if gather:
-        g = torch.zeros_like(x)
-    bucket = Bucket(group, params, names, x, g, [], [], [])
-    start = used = 0
-    for i, p in enumerate(params):
-        span = slice(start, start + p.numel())
-        start = span.stop
-        bucket.spans.append(span)
-        bucket.x_views.append(shaped_like(x[span], p))
-        bucket.x_views[-1].copy_(p)
-        p.data = bucket.x_views[-1]
-        _owners[p] = weakref.ref(bucket)
-        if large[i]:
-            bucket.g_views.append(None)
-            bucket.g_spans.append(None)
-            bucket.stretches.append(Stretch(span, i, slice(0, 0)))
-            continue
-        inside = slice(used, used + p.numel())
-        used = inside.stop
-        bucket.g_views.append(_view(g, inside, p))
-        bucket.g_spans.append(inside)
-        last = bucket.stretches.pop() if i and not large[i - 1] else Stretch(span, None, inside)
-        bucket.stretches.append(
-            Stretch(slice(last.span.start, span.stop), None, slice(last.inside.start, inside.stop))
-        )
-    if gather:
-        bucket.stretches = [Stretch(slice(0, padded), None, slice(0, padded))]
-    for i in range(len(params)):
-        bucket.adopt_gradient(i)
-    return bucket
-
-
-def _view(g: Tensor, inside: slice, p: Tensor) -> Tensor:
-    # .data, so that a write to one of them does not count as a write to all: see Freshness.
-    return shaped_like(g[inside], p).data
-
-
-def _cut(start: int, stop: int, chunk: int) -> list[slice]:
-    return [slice(i, min(i + chunk, stop)) for i in range(start, stop, chunk)]
-
-
-def _described(p: Tensor) -> str:
-    return f"{p.dtype} {tuple(p.shape)} on {p.device.type}"
-
-
-def _alike(grad: Tensor, view: Tensor) -> bool:
-    """Whether the gradient's elements lie in memory as the parameter's do."""
-    return grad.dtype == view.dtype and grad.shape == view.shape and grad.stride() == view.stride()
-
-
-def _flat(dense: Tensor) -> Tensor:
-    """A view of all elements in the order of memory."""
-    return dense.as_strided((dense.numel(),), (1,))
-
-
 def shaped_like(flat: Tensor, p: Tensor) -> Tensor:
-    """`flat` in the shape of p, with p's own memory order if it is dense (channels last)."""
+    """Return `flat` in the shape of p, with p's own memory order if it is dense (channels last)."""
     if p.is_contiguous() or not _dense(p):
         return flat.view(p.shape)
     return flat.as_strided(p.shape, p.stride())
 
 
 def _dense(p: Tensor) -> bool:
-    """Whether p's elements fill a stretch of memory without holes, in whatever order."""
+    """Return True if p's elements fill a stretch of memory without holes, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
         if size != 1 and stride != expected:
             return False
         expected *= size
     return True
+
+
+def _alike(grad: Tensor, view: Tensor) -> bool:
+    """Return True if the gradient's elements lie in memory as the parameter's do."""
+    return grad.dtype == view.dtype and grad.shape == view.shape and grad.stride() == view.stride()
+
+
+def _flat(dense: Tensor) -> Tensor:
+    """Return a view of all elements in the order of memory."""
+    return dense.as_strided((dense.numel(),), (1,))
+
+
+def _cut(start: int, stop: int, length: int) -> list[slice]:
+    return [slice(i, min(i + length, stop)) for i in range(start, stop, max(length, 1))]
+
+
+def _described(p: Tensor) -> str:
+    return f"{p.dtype} {tuple(p.shape)} on {p.device.type}"
+
+
+def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
+    """Return the gradient with weight decay."""
+    return torch.add(g, x, alpha=step.weight_decay, out=_scratch(0, x)) if step.weight_decay else g
+
+
+def _mixed(terms: Terms, span: slice, x: Tensor) -> Message:
+    """Return the mix of one piece: the weighted sum of the terms, payload by payload."""
+    mixes = []
+    for k in range(len(terms[0][1])):
+        parts = []
+        for weight, message in terms:
+            parts.append((weight, message[k, span]))
+        mixes.append(combine(parts, out=_scratch(1 + k, x)))
+    return mixes[0] if len(mixes) == 1 else tuple(mixes)
+
+
+_memory = threading.local()
+
+
+def _scratch(row: int, like: Tensor) -> Tensor | None:
+    """Return memory for one piece, the same at every call: fresh memory costs more than what is
+    computed in it. None on a GPU, whose allocator knows which stream uses what."""
+    size = len(like)
+    if like.device.type != "cpu" or size > PIECE:
+        return None
+    held: dict[Any, Tensor] = vars(_memory).setdefault("held", {})
+    found = held.get((row, like.dtype))
+    if found is None:
+        with torch.inference_mode(False):  # it outlives an evaluation that needs it first
+            found = held[row, like.dtype] = like.new_empty(PIECE)
+    return found[:size]

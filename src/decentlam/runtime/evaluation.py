@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from decentlam.exchange.network import Network
+from decentlam.network.network import Network
 from decentlam.runtime.bucket import memory_of
 
 _active: weakref.WeakSet[Evaluation] = weakref.WeakSet()  # of all optimizers of this process
@@ -36,10 +36,7 @@ class Evaluation:
         self._flat: Sequence[Tensor] = []
         self._model: nn.Module | None = None
         self._aside: list[Tensor] | None = None  # the node's own values
-
-    @property
-    def active(self) -> bool:
-        return self._aside is not None
+        self.active = False
 
     def enter(self, flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
         """From here on the mean; every process must come here."""
@@ -47,14 +44,14 @@ class Evaluation:
         means = _means([*flat, *floating_buffers(model)], network, "average")
         self._flat, self._model = flat, model
         self._swap(means)
-        self._aside = means
+        self._aside, self.active = means, True
         _active.add(self)
 
     def leave(self) -> None:
         """From here on the node's own values, to the bit."""
         if self._aside is not None:
             self._swap(self._aside)
-        self._aside = self._model = None
+        self._aside, self._model, self.active = None, None, False
         _active.discard(self)
 
     @contextlib.contextmanager
@@ -70,7 +67,7 @@ class Evaluation:
         finally:
             self._model = model
             self._swap(aside)
-            self._aside = aside
+            self._aside, self.active = aside, True
             _active.add(self)
 
     @torch.no_grad()

@@ -11,26 +11,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentlam.exchange.network import Network
-from decentlam.runtime import within_node
-from decentlam.runtime.finite import all_finite, flag
+from decentlam.network.network import Network
+from decentlam.runtime.bucket import inside_node
+from decentlam.runtime.checks import all_finite, finite_flag
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WholeGradient:
-    """Of one process; what is decided is decided for all processes of its node."""
+    """The gradients of one process. What is decided is decided for all processes of its node."""
 
-    tensors: Sequence[Tensor]
+    params: Sequence[Tensor]
     network: Network
     step: int
     timeout: timedelta
     first: bool = False  # of a runtime: what all processes of a node must do alike is checked
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The gradients that are there."""
+        return [p.grad.detach() for p in self.params if p.grad is not None]
+
     def unscale(self, found_inf: Tensor | None, scale: Tensor | None) -> bool:
-        """Divides by what a GradScaler multiplied the loss with; False if a gradient overflowed, so
-        that the step must leave it out."""
+        """Divide by what a GradScaler multiplied the loss with; return False if a gradient
+        overflowed, so that the step must leave it out."""
         if self.first:
             self._check_scaler(found_inf is not None)
         if found_inf is None:  # no scaler: nobody looks, and nobody in the node asks
@@ -49,11 +54,12 @@ class WholeGradient:
         return True
 
     def finite(self) -> bool:
-        """Whether all of it is finite; says so in the log if it is not."""
-        if self._on_gpu:
-            bad = ~flag(self.tensors, None)
+        """Return True if all of it is finite, and log it if not."""
+        tensors = self.tensors
+        if self._on_gpu and tensors:
+            bad = ~finite_flag(tensors, None)
         else:  # a look costs nothing here, and a sum less than a norm
-            bad = torch.tensor(not all(map(all_finite, self.tensors)))
+            bad = torch.tensor(not all(map(all_finite, tensors)))
         if self._any(bad):
             text = "node %d, step %d: gradient is NaN or infinite, left out"
             log.warning(text, self.network.node, self.step)
@@ -61,30 +67,35 @@ class WholeGradient:
         return True
 
     def clip(self, max_norm: float) -> None:
-        """Scales the node's gradient to a norm of at most `max_norm`, by the rule of torch's
+        """Scale the node's gradient to a norm of at most `max_norm`, by the rule of torch's
         clip_grad_norm_. The node's gradient is the mean over its processes."""
         if self.network.intra_node_group is not None:
-            for g in self.tensors:
-                self._sum(g)
-                g.div_(self.network.processes_per_node)
-        norms = [torch.linalg.vector_norm(g) for g in self.tensors]
+            for p in self.params:
+                if p.grad is None:  # another process of the node may have one
+                    p.grad = torch.zeros_like(p)
+                self._sum(p.grad)
+                p.grad.div_(self.network.processes_per_node)
+        tensors = self.tensors
+        if not tensors:
+            return
+        norms = [torch.linalg.vector_norm(g) for g in tensors]
         squares = torch.stack([n.to(norms[0].device) for n in norms]).double().square()
         factor = max_norm / (squares.sum().sqrt() + 1e-6)
         if self._on_gpu:  # without a look, for which the host would wait
-            for g in self.tensors:
+            for g in tensors:
                 g.mul_(factor.clamp(max=1.0).to(g.device))
         elif factor.item() < 1.0:
-            for g in self.tensors:
+            for g in tensors:
                 g.mul_(factor.item())
 
     @property
     def _on_gpu(self) -> bool:
-        """Whether the host would wait for a device at every look at a value."""
-        return self.network.is_nccl or self.tensors[0].is_cuda
+        """Return True if the host would wait for a device at every look at a value."""
+        return self.network.is_nccl or self.params[0].is_cuda
 
     def _check_scaler(self, given: bool) -> None:
-        """Refuses a GradScaler in some processes of this node: only they would ask the others
-        whether a gradient overflowed, and wait. Asked once, as whoever asks looks."""
+        """Refuse a GradScaler in some processes of this node: only they would ask the others
+        whether a gradient overflowed, and wait. It is asked once, because whoever asks looks."""
         if self.network.intra_node_group is None:
             return
         scalers = torch.full((), float(given), device=self.network.device)
@@ -97,13 +108,12 @@ class WholeGradient:
             )
 
     def _any(self, here: Tensor) -> bool:
-        """Whether it is set here or in another process of this node; one look."""
+        """Return True if it is set here or in another process of this node; this is one look."""
         if self.network.intra_node_group is not None:
             here = here.to(self.network.device, torch.float32, copy=True)
             self._sum(here)
         return here.item() > 0
 
     def _sum(self, tensor: Tensor) -> None:
-        """Over the processes of this node, in place."""
-        network, timeout = self.network, self.timeout
-        within_node.start(network, timeout, self.step, 0, dist.all_reduce, tensor).wait()
+        """Sum over the processes of this node, in place."""
+        inside_node(self.network, self.timeout, self.step, 0, dist.all_reduce, tensor).wait()

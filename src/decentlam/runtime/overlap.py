@@ -1,10 +1,9 @@
-"""How far the exchange reaches into other work, chosen by the user or by measurement.
+"""What the exchange hides behind, chosen by the user or by measurement.
 
     "none"      everything happens in step()
-    "early"     as "none", but messages that need no gradient leave as the step before ends
-    "backward"  messages travel during the rest of backward; early ones are also mixed in it
-    "forward"   during backward and the next forward; see `decentlam.runtime.forward`
-    "auto"      "none" (or "early") and "backward" for some steps each, then the faster one
+    "backward"  messages travel during the rest of backward; those that need no gradient
+                (AWC-DmSGD) leave as the step before ends
+    "auto"      "none" and "backward" for some steps each, then the faster one
 
 When no core is free, overlap only costs; when the processor waits for the network or a GPU, it
 hides the wire. The values are the same to the bit in each. Every process chooses for itself, so
@@ -19,10 +18,14 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from decentlam.options import Overlap
-from decentlam.runtime.freshness import Freshness, Hyper
+from torch import Tensor
 
-Mode = Literal["none", "early", "backward", "forward"]
+from decentlam.options import Overlap
+from decentlam.runtime.checks import version
+from decentlam.runtime.param_groups import ParamGroup
+
+Mode = Literal["none", "backward"]
+_MODES: tuple[Mode, Mode] = ("none", "backward")
 
 _WATCHED = 3  # first steps, without overlap, that show what the script does with gradients
 _BLOCK = 5  # steps in one mode; the first belongs half to the mode before and does not count
@@ -31,49 +34,53 @@ _WORTH = 0.97  # of the time without overlap that overlap must need at most
 
 
 class OverlapChoice:
-    """The mode of the next step; `least` is what "auto" begins with and compares."""
+    """The mode of the next step. "auto" watches the script, tries both modes and decides."""
 
-    def __init__(self, overlap: Overlap | Mode, least: Mode = "none") -> None:
-        self.mode: Mode = least if overlap == "auto" else overlap
-        self._tried: tuple[Mode, Mode] = (least, "backward")
+    def __init__(self, overlap: Overlap) -> None:
+        self.mode: Mode = "none" if overlap == "auto" else overlap
         self.undecided = overlap == "auto"
         self.reason = ""  # of a choice, in words
         self._steps = 0
         self._last: float | None = None
-        self._seconds: dict[Mode, list[float]] = {mode: [] for mode in self._tried}
-        self._hypers: Sequence[Hyper] = []  # by group, as backward found them
+        self._seconds: dict[Mode, list[float]] = {mode: [] for mode in _MODES}
+        self._gradients: dict[Tensor, tuple[Tensor | None, tuple[int, float]]] = {}
+        self._lrs: list[float] = []  # by group, as backward found them
+
+    def watch(self, p: Tensor, groups: Sequence[ParamGroup]) -> None:
+        """Note the gradient of p as backward left it, and what the groups say."""
+        if self.mode == "none":
+            if p in self._gradients:
+                self._stay("gradients are accumulated over several backwards")
+            assert p.grad is not None
+            self._gradients[p] = p.grad, version(p.grad, self._compare)
+            self._lrs = self._lrs or _rates(groups)
+
+    def judge(self, groups: Sequence[ParamGroup], scaled: bool) -> None:
+        """Decide against overlap if the script changes what the messages are made of."""
+        if self.mode == "none":
+            if any(
+                p.grad is not grad or grad is None or version(grad, self._compare) != before
+                for p, (grad, before) in self._gradients.items()
+            ):
+                self._stay("gradients change between backward and step()")
+            elif self._lrs not in ([], _rates(groups)):
+                self._stay("the learning rate changes between backward and step()")
+            elif scaled:
+                self._stay("a GradScaler looks at the whole gradient")
+        self._gradients, self._lrs = {}, []
 
     @property
-    def watching(self) -> bool:
-        """Whether the script must be watched: overlap may be tried, and is not under way yet."""
-        return self.undecided and self.mode == self._tried[0]
-
-    def watch(self, fresh: Freshness, i: int, hypers: Sequence[Hyper]) -> None:
-        """Notes gradient i of a bucket as backward left it, and what the groups say."""
-        if not fresh.note_gradient(i):
-            self._stay("gradients are accumulated over several backwards")
-        self._hypers = self._hypers or hypers
-
-    def judge(self, buckets: Sequence[Freshness], hypers: Sequence[Hyper], scaled: bool) -> None:
-        """Decides against overlap if the script changes what the messages are made of."""
-        if any(fresh.gradients_changed() for fresh in buckets):
-            self._stay("gradients change between backward and step()")
-        elif self._hypers not in ([], hypers):
-            self._stay("the learning rate changes between backward and step()")
-        elif scaled:
-            self._stay("a GradScaler looks at the whole gradient")
-        self._hypers = []
+    def _compare(self) -> bool:
+        return self._steps < _WATCHED
 
     def decide(self, mode: Mode, reason: str) -> None:
         self.mode, self.reason, self.undecided = mode, reason, False
 
     def _stay(self, reason: str) -> None:
-        self.decide(self._tried[0], reason)
+        self.decide("none", reason)
 
     def step_ended(self) -> bool:
-        """Told at the end of every step; True if the trial ended with it."""
-        if not self.undecided:
-            return False
+        """Note the end of a step; return True if the trial ended with it."""
         now = time.perf_counter()
         tried = self._steps - _WATCHED
         if tried >= 0 and tried % _BLOCK and self._last is not None:
@@ -81,20 +88,20 @@ class OverlapChoice:
         self._last = now
         self._steps += 1
         tried = self._steps - _WATCHED
-        if tried >= _BLOCK * _ROUNDS * len(self._tried):
+        if tried >= _BLOCK * _ROUNDS * len(_MODES):
             self._decide_by_time()
             return True
         if tried >= 0:
-            self.mode = self._tried[tried // _BLOCK % len(self._tried)]
+            self.mode = _MODES[tried // _BLOCK % len(_MODES)]
         return False
 
     def _decide_by_time(self) -> None:
-        least, backward = (statistics.median(self._seconds[mode]) for mode in self._tried)
-        times = f"a step took {1e3 * least:.1f} ms with {self._tried[0]!r}, "
-        times += f"{1e3 * backward:.1f} ms with 'backward'"
-        if backward >= _WORTH * least:
-            self._stay(times)
-        elif self._tried[0] == "none":
-            self.decide("backward", f"{times}; 'forward' may hide more and is worth trying")
-        else:
-            self.decide("backward", times)
+        none, backward = (statistics.median(self._seconds[mode]) for mode in _MODES)
+        reason = (
+            f"a step took {1e3 * none:.1f} ms with 'none', {1e3 * backward:.1f} ms with 'backward'"
+        )
+        self.decide("backward" if backward < _WORTH * none else "none", reason)
+
+
+def _rates(groups: Sequence[ParamGroup]) -> list[float]:
+    return [float(group[name]) for group in groups for name in ("lr", "weight_decay")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from decentlam.topology import spectrum
-from decentlam.topology.check import check_step
 from decentlam.topology.weights import SparseWeights
 
 _CACHED_STEPS = 64
@@ -46,8 +46,13 @@ class Topology:
 
     def sparse(self, step: int = 0) -> SparseWeights:
         """W at `step` by rows; what every hot path uses."""
-        step = check_step(step)
-        key = step if self.period is None else step % self.period
+        try:
+            number = operator.index(step)
+        except TypeError:
+            raise TypeError(f"step must be a whole number of 0 or more, got {step!r}") from None
+        if number < 0:
+            raise ValueError(f"step must be 0 or more, got {number}")
+        key = number if self.period is None else number % self.period
         found = self._cache.get(key)  # two threads may ask: what is there may be cleared meanwhile
         if found is None:
             if len(self._cache) >= _CACHED_STEPS:
@@ -61,7 +66,8 @@ class Topology:
 
     def row(self, rank: int, step: int = 0) -> dict[int, float]:
         """What node `rank` mixes at `step`: {rank: weight}, its own weight included."""
-        self._check_rank(rank)
+        if not 0 <= rank < self.num_nodes:
+            raise ValueError(f"{self!r} has nodes 0 to {self.num_nodes - 1}; there is no {rank}")
         return self.sparse(step).row(rank)
 
     def neighbors(self, rank: int, step: int = 0) -> list[int]:
@@ -70,10 +76,10 @@ class Topology:
 
     def listeners(self, rank: int, step: int = 0) -> list[int]:
         """The nodes that hear `rank` at `step`: its neighbors, unless the weights are directed."""
-        self._check_rank(rank)
-        w = self.sparse(step)
+        heard = self.neighbors(rank, step)
         if self.symmetric:
-            return self.neighbors(rank, step)
+            return heard
+        w = self.sparse(step)
         return [int(i) for i in w.rows[w.columns == rank] if i != rank]
 
     def messages(self, step: int = 0) -> Tensor:
@@ -191,10 +197,6 @@ class Topology:
 
     def _sampled(self) -> Iterable[SparseWeights]:
         return map(self.sparse, self._sampled_steps())
-
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.num_nodes:
-            raise ValueError(f"{self!r} has nodes 0 to {self.num_nodes - 1}; there is no {rank}")
 
 
 def _lazy(rule: Callable[[int], SparseWeights], rate: float, step: int) -> SparseWeights:

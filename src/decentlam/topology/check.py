@@ -1,8 +1,6 @@
-"""What every network is asked for: a number of nodes, a seed, a step; errors name the cure."""
+"""What every network is asked for: a number of nodes and a seed; errors name the cure."""
 
 from __future__ import annotations
-
-import operator
 
 import numpy as np
 
@@ -23,13 +21,3 @@ def check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
     return seed
-
-
-def check_step(step: int) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        raise TypeError(f"step must be a whole number of 0 or more, got {step!r}") from None
-    if number < 0:
-        raise ValueError(f"step must be 0 or more, got {number}")
-    return number

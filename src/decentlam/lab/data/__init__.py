@@ -1,4 +1,4 @@
-"""Data: five data sets to classify, how they are dealt to the nodes, which batch is taken when."""
+"""Data: five data sets to classify, how they are sharded, which batch is taken when."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from decentlam.lab.data.batches import Batches
 from decentlam.lab.data.cifar import cifar10, cifar100
 from decentlam.lab.data.digits import digits
 from decentlam.lab.data.fashion_mnist import fashion_mnist
-from decentlam.lab.data.feed import feed
 from decentlam.lab.data.imagenet import imagenet
+from decentlam.lab.data.loading import load_batches
 from decentlam.lab.data.shards import split
 
-__all__ = ["DATASETS", "Batches", "Data", "feed", "load", "split"]
+__all__ = ["DATASETS", "Batches", "Data", "load", "load_batches", "split"]
 
 DATASETS: dict[str, Callable[[str | Path | None], Data]] = {
     "digits": digits,
@@ -26,7 +26,7 @@ DATASETS: dict[str, Callable[[str | Path | None], Data]] = {
 
 
 def load(name: str, path: str | Path | None = None) -> Data:
-    """The data set of that name, from `path`, or from where it is usually found."""
+    """Load the data set of that name, from `path`, or from where it is usually found."""
     if name not in DATASETS:
         raise ValueError(f"unknown data {name!r}; choose from {', '.join(DATASETS)}")
     return DATASETS[name](path)

@@ -1,15 +1,17 @@
-"""Which samples a node takes at a step: a pure function of the seed, the step and the node."""
+"""Which samples a node takes at a step: a pure function of the seed, the step and the shard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
-from decentlam.lab.data.grouping import arranged
+from decentlam.lab.data.base import Source
 
 _ORDER, _AUGMENTATION = 2, 3  # separate streams of random numbers; sharding has 1
 
@@ -21,6 +23,9 @@ class Batches:
     Batch k is the positions from k b up to (k + 1) b of that stream: all batches have the same
     size, each pass takes every sample of the shard once, and none is left out when shards differ
     in size. Any step can be asked for, so a run resumed at step k sees what it would have seen.
+
+    A run whose nodes come and go has one shard, the whole set, and counts its batches instead of
+    its steps: `indices(number, 0)` is the batch of whoever takes the `number`-th.
 
     With `groups`, the group of each sample of the whole set, each run of `piece` samples of a node
     is of one group where that is possible: images of like shape need little padding.
@@ -55,7 +60,8 @@ class Batches:
         return max(1, sum(map(len, self.shards)) // (len(self.shards) * self.batch_per_node))
 
     def indices(self, step: int, node: int) -> Tensor:
-        """The samples of `node` at `step`, (batch_per_node,) int64, as indices of the whole set."""
+        """Return the samples of `node` at `step`, (batch_per_node,) int64, as indices of the whole
+        set."""
         self._check(step, node)
         size = len(self.shards[node])
         first, last = step * self.batch_per_node, (step + 1) * self.batch_per_node
@@ -66,8 +72,12 @@ class Batches:
             first += len(pieces[-1])
         return torch.cat(pieces)
 
+    def load(self, data: Source, step: int, node: int) -> Any:
+        """Return what `data` makes of the samples of `node` at `step`."""
+        return data.train_batch(self.indices(step, node), self.generator(step, node))
+
     def generator(self, step: int, node: int) -> torch.Generator:
-        """A generator of its own for the augmentation of this batch."""
+        """Return a generator of its own for the augmentation of this batch."""
         self._check(step, node)
         (seed,) = np.random.SeedSequence([_AUGMENTATION, self.seed, step, node]).generate_state(1)
         return torch.Generator().manual_seed(int(seed))
@@ -80,7 +90,7 @@ class Batches:
             )
 
     def _pass(self, node: int, number: int) -> Tensor:
-        """A node's shard in the order of its pass `number`; the latest one is kept."""
+        """Return a node's shard in the order of its pass `number`; the latest one is kept."""
         kept = self._passes.get(node)
         if kept is None or kept[0] != number:
             draw = np.random.default_rng([_ORDER, self.seed, node, number])
@@ -90,3 +100,28 @@ class Batches:
                 order = arranged(order, self.groups[order], self.piece, number * len(shard), draw)
             kept = self._passes[node] = (number, order)
         return kept[1]
+
+
+def arranged(order: Tensor, groups: Tensor, piece: int, begun: int, draw: Generator) -> Tensor:
+    """Return the samples of `order`, each once, in runs of `piece` that are of one group.
+
+    A node takes `piece` samples at a time from an endless stream of passes, of which this one
+    begins at position `begun`. What is left over of the groups fills the rest of the piece that the
+    pass before began, and the end: only those pieces are mixed.
+
+    >>> import numpy as np
+    >>> order, groups = torch.arange(7), torch.tensor([0, 1, 0, 1, 0, 1, 1])
+    >>> arranged(order, groups, piece=2, begun=0, draw=np.random.default_rng(0)).tolist()
+    [5, 6, 0, 2, 1, 3, 4]
+    """
+    pieces: list[Tensor] = []
+    rest: list[Tensor] = []
+    for group in groups.unique():
+        for part in order[groups == group].split(piece):
+            (pieces if len(part) == piece else rest).append(part)
+    started = -begun % piece
+    while sum(len(part) for part in rest) < started:
+        rest.append(pieces.pop())
+    left = torch.cat([*rest, order[:0]])
+    shuffled = [pieces[k] for k in draw.permutation(len(pieces))]
+    return torch.cat([left[:started], *shuffled, left[started:]])

@@ -22,7 +22,7 @@ PICKLES = {10: "cifar-10-batches-py", 100: "cifar-100-python"}
 
 
 def cifar(path: str | Path | None = None, classes: int = 10) -> InMemory:
-    """Trained on with the usual augmentation: see `crop_and_flip`."""
+    """Read CIFAR, which is trained on with the usual augmentation: see `crop_and_flip`."""
     train, test = _read(None if path is None else Path(path), classes)
     return InMemory(
         f"cifar{classes}", classes, *train, *test, *STATISTICS[classes], augment=crop_and_flip
@@ -53,7 +53,7 @@ def _read(root: Path | None, classes: int) -> tuple[Part, Part]:
 
 
 def _from_pickles(root: Path, classes: int, train: bool) -> Part:
-    """The published files. Torchvision compares checksums, so no unknown pickle is opened."""
+    """Read the published files. Torchvision compares checksums, so no unknown pickle is opened."""
     from torchvision import datasets
 
     kind: Any = datasets.CIFAR10 if classes == 10 else datasets.CIFAR100
@@ -68,7 +68,7 @@ def _from_pickles(root: Path, classes: int, train: bool) -> Part:
 
 
 def _from_tree(folder: Path, classes: int) -> Part:
-    """A folder for each class, numbered in alphabetical order, as the published labels are."""
+    """Read a folder for each class, numbered in alphabetical order, as the published labels are."""
     from PIL import Image
 
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
@@ -88,7 +88,7 @@ def _from_tree(folder: Path, classes: int) -> Part:
 
 
 def _from_sheets(folder: Path) -> tuple[Part, Part]:
-    """10,000 images to a sheet, each a row of 1,024 pixels; labels in *_lables.json (sic)."""
+    """Read 10,000 images to a sheet, each a row of 1,024 pixels; labels in *_lables.json (sic)."""
     labels = _labels(folder / "train_lables.json", 50_000)
     test_labels = _labels(folder / "test_lables.json", 10_000)
     sheets = [_sheet(folder / f"data_batch_{k}.png") for k in range(1, 6)]

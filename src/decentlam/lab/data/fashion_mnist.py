@@ -33,7 +33,7 @@ def fashion_mnist(path: str | Path | None = None) -> InMemory:
 
 
 def read_pair(folder: Path, prefix: str, count: int) -> tuple[Tensor, Tensor]:
-    """Images (count, 1, 28, 28), uint8, and labels (count,), int64."""
+    """Read images (count, 1, 28, 28), uint8, and labels (count,), int64."""
     files = []
     for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
         file = _find(folder, name)
@@ -45,7 +45,7 @@ def read_pair(folder: Path, prefix: str, count: int) -> tuple[Tensor, Tensor]:
 
 
 def read_idx(file: Path, shape: tuple[int, ...]) -> Tensor:
-    """The bytes of an idx file, compressed or not, which must be of the given shape.
+    """Read the bytes of an idx file, compressed or not, which must be of the given shape.
 
     The format: 0, 0, 8 for bytes, the number of dimensions; each dimension in 4 bytes, highest
     first; then the values.

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from decentlam.lab.data.ahead import ahead
 from decentlam.lab.data.base import check_batch, normalized
+from decentlam.lab.data.loading import load_items
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet(path: str | Path | None = None) -> ImageFolders:
-    """train/CLASS/* and val/CLASS/*; classes are the folders, numbered in alphabetical order."""
+    """Read train/CLASS/* and val/CLASS/*; classes are numbered in alphabetical order."""
     from torchvision.datasets import ImageFolder
 
     needs = "imagenet needs --data-path, a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG"
@@ -73,7 +73,7 @@ class ImageFolders:
 
     def test_batches(self, batch: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         items = _TestBatches(self.test_files, self.test_labels, check_batch(batch))
-        return ahead(items, len(items), workers)
+        return load_items(items, len(items), workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class _TestBatches(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _decoded(files: np.ndarray, transform: Callable[[object], Tensor]) -> Tensor:
-    """(B, 3, 224, 224), normalized."""
+    """Return (B, 3, 224, 224), normalized."""
     from PIL import Image
 
     images = []

@@ -75,7 +75,8 @@ class InMemory:
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Each image shifted by up to `padding` pixels each way, zeros moving in; half are mirrored.
+    """Shift each image by up to `padding` pixels each way, zeros moving in, and mirror half of
+    them.
 
     The usual augmentation of CIFAR: pad by 4, crop at random to the old size, flip with
     probability 1/2. Zeros are black: the padding comes before the normalization.

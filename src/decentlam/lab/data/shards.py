@@ -1,4 +1,4 @@
-"""How the training set is dealt to the nodes: at random, by label, or by a Dirichlet draw."""
+"""How the training set is split among the nodes: at random, by label, or by a Dirichlet draw."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Parts = list[np.ndarray]
 
 
 def split(labels: Tensor, nodes: int, how: str, seed: int) -> list[Tensor]:
-    """A seeded partition of range(len(labels)): for each node its indices, ascending.
+    """Split range(len(labels)) by a seed: for each node its indices, ascending.
 
     - `iid`: at random; sizes differ by 1 at most.
     - `label-sorted:K`: sorted by label (in random order within a label) and cut into nodes * K
@@ -49,14 +49,14 @@ def split(labels: Tensor, nodes: int, how: str, seed: int) -> list[Tensor]:
     else:
         order = order[np.argsort(labels.numpy()[order], kind="stable")]
         if scheme == "label-sorted":
-            parts = _deal_pieces(order, nodes, int(value), draw)
+            parts = _split_pieces(order, nodes, int(value), draw)
         else:
-            parts = _deal_classes(order, labels.numpy(), nodes, value, draw)
+            parts = _split_classes(order, labels.numpy(), nodes, value, draw)
     return [torch.from_numpy(np.sort(part)) for part in parts]
 
 
 def _parse(how: str) -> tuple[str, float]:
-    """The scheme, and its number: K or alpha."""
+    """Return the scheme, and its number: K or alpha."""
     scheme, colon, text = how.partition(":")
     if scheme == "iid" and not colon:
         return scheme, 0
@@ -77,7 +77,7 @@ def _parse(how: str) -> tuple[str, float]:
     raise ValueError(f"unknown way to shard {how!r}; choose from {ALLOWED}")
 
 
-def _deal_pieces(order: np.ndarray, nodes: int, per_node: int, draw: Generator) -> Parts:
+def _split_pieces(order: np.ndarray, nodes: int, per_node: int, draw: Generator) -> Parts:
     owner = draw.permutation(nodes * per_node) % nodes  # of each piece
     sizes = np.empty(len(owner), dtype=int)
     for node in range(nodes):
@@ -91,7 +91,7 @@ def _deal_pieces(order: np.ndarray, nodes: int, per_node: int, draw: Generator) 
     ]
 
 
-def _deal_classes(
+def _split_classes(
     order: np.ndarray, labels: np.ndarray, nodes: int, alpha: float, draw: Generator
 ) -> Parts:
     _, counts = np.unique(labels, return_counts=True)

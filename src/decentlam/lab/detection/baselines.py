@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decentlam.lab.data.detection.boxed import Boxed
-from decentlam.lab.detection.found import Found
-from decentlam.lab.detection.voc_precision import OVERLAP, overlaps
+from decentlam.lab.detection.annotations import AnnotatedImage
+from decentlam.lab.detection.scores import OVERLAP, Detections, overlaps
 
 MOST = 100  # detections per image, as many as COCO's scores look at
 _CANDIDATES = 3000  # boxes of a class that are compared with each other
@@ -16,8 +15,10 @@ _CANDIDATES = 3000  # boxes of a class that are compared with each other
 Common = tuple[float, int, np.ndarray]  # how often, label, box from 0 to 1
 
 
-def commonest_boxes(train: Sequence[Boxed], test: Sequence[Boxed], seed: int = 0) -> list[Found]:
-    """The same boxes in every test image: those that overlap most boxes of the training set.
+def commonest_boxes(
+    train: Sequence[AnnotatedImage], test: Sequence[AnnotatedImage], seed: int = 0
+) -> list[Detections]:
+    """Return the same boxes in every test image: those that overlap most boxes of the training set.
 
     For each class the box that overlaps most others by 1/2 or more is taken, those are struck out,
     and so on. Its score is the share of the training images it was taken for. Places are relative
@@ -28,18 +29,18 @@ def commonest_boxes(train: Sequence[Boxed], test: Sequence[Boxed], seed: int = 0
     labels = np.array([label for _, label, _ in common], dtype=np.int64)
     boxes = np.array([box for _, _, box in common]).reshape(-1, 4)
     return [
-        Found(at, boxes * np.array(2 * [image.width, image.height]), labels, scores)
+        Detections(at, boxes * np.array(2 * [image.width, image.height]), labels, scores)
         for at, image in enumerate(test)
     ]
 
 
-def _common(train: Sequence[Boxed], seed: int) -> list[Common]:
+def _common(train: Sequence[AnnotatedImage], seed: int) -> list[Common]:
     relative = np.concatenate(
         [image.boxes / np.array(2 * [image.width, image.height]) for image in train]
     )
     labels = np.concatenate([image.labels for image in train])
     draw = np.random.default_rng(seed)
-    found: list[Common] = []
+    common: list[Common] = []
     for label in np.unique(labels):
         boxes = relative[labels == label]
         share = len(boxes) / len(train)
@@ -51,8 +52,8 @@ def _common(train: Sequence[Boxed], seed: int) -> list[Common]:
             best = int(counts.argmax())
             if not counts[best]:
                 break
-            found.append((share * counts[best] / len(boxes), int(label), boxes[best]))
+            common.append((share * counts[best] / len(boxes), int(label), boxes[best]))
             struck = near[best].copy()
             near[struck] = False
             near[:, struck] = False
-    return found
+    return common

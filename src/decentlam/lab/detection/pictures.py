@@ -1,4 +1,4 @@
-"""A few test images with what was found in them, kept in the run directory for the report."""
+"""A few test images with their detections, kept in the run directory for the report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from decentlam.lab.data.detection.boxed import Boxed
-from decentlam.lab.data.detection.images import BoxedImages
-from decentlam.lab.detection.found import Found
+from decentlam.lab.detection.annotations import AnnotatedImage
+from decentlam.lab.detection.images import DetectionData
+from decentlam.lab.detection.scores import Detections
 
 FILE = "detections.json"
 IMAGES = 4
@@ -21,29 +21,30 @@ SURE = 0.3  # the lowest score that is shown
 _SIDE = 320  # pixels of the longer side
 
 
-def write(directory: Path, data: BoxedImages, found: Sequence[Found]) -> None:
-    """Images evenly spread over the test set, the same ones for every run on the same data."""
+def write(directory: Path, data: DetectionData, detections: Sequence[Detections]) -> None:
+    """Write images evenly spread over the test set, the same ones for every run on the same
+    data."""
     count = min(IMAGES, len(data.test))
     chosen = [len(data.test) * k // count for k in range(count)]
     content = {
         "names": {str(label): name for label, name in data.names.items()},
         "sure": SURE,
-        "images": [_picture(data.test[at], found[at]) for at in chosen],
+        "images": [_picture(data.test[at], detections[at]) for at in chosen],
     }
     draft = directory / f".{FILE}.new"
     draft.write_text(json.dumps(content), encoding="utf-8")
     draft.replace(directory / FILE)
 
 
-def _picture(image: Boxed, found: Found) -> dict[str, Any]:
-    sure = found.scores >= SURE
+def _picture(image: AnnotatedImage, one: Detections) -> dict[str, Any]:
+    sure = one.scores >= SURE
     return {
         "name": image.file.stem,
         "width": image.width,
         "height": image.height,
         "jpeg": _jpeg(image),
         "truth": _boxes(image.boxes, image.labels),
-        "found": _boxes(found.boxes[sure], found.labels[sure], found.scores[sure]),
+        "found": _boxes(one.boxes[sure], one.labels[sure], one.scores[sure]),
     }
 
 
@@ -52,7 +53,7 @@ def _boxes(boxes: np.ndarray, labels: np.ndarray, *more: np.ndarray) -> list[lis
     return [[*box, *values] for box, *values in zip(*columns, strict=True)]
 
 
-def _jpeg(image: Boxed) -> str:
+def _jpeg(image: AnnotatedImage) -> str:
     from PIL import Image
 
     with Image.open(image.file) as opened:

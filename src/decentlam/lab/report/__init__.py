@@ -10,7 +10,7 @@ from decentlam.lab.report.runs import find, read
 
 
 def write(directories: Sequence[Path], out: Path) -> Path:
-    """Reads the runs in `directories` and writes the page to the file `out`.
+    """Read the runs in `directories` and write the page to the file `out`.
 
     A directory is a run of `decentlam train`, or a study with runs under `runs/`. The page depends
     on the runs alone: the same runs give the same bytes.

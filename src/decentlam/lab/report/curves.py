@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decentlam.lab.report.groups import Group, Setting
-from decentlam.lab.report.looks import Look
-from decentlam.lab.report.runs import Record, Run, field, number, score_name
+from decentlam.lab.report.line_styles import LineStyle
+from decentlam.lab.report.run_groups import Group, Setting
+from decentlam.lab.report.runs import Run, field, number, score_name
+from decentlam.lab.values import Record
 
 _MOST_POINTS = 400  # per line; longer ones are thinned, since a screen has no more columns
 
@@ -70,8 +71,8 @@ CHARTS = (
 )
 
 
-def data(settings: Sequence[Setting], looks: dict[int, Look]) -> dict[str, Any]:
-    """What the script of the page draws from."""
+def data(settings: Sequence[Setting], styles: dict[int, LineStyle]) -> dict[str, Any]:
+    """Return what the script of the page draws from."""
     groups = [(at, group) for at, setting in enumerate(settings) for group in setting.groups]
     score = score_name([run for _, group in groups for run in group.runs])
     score = score[0].upper() + score[1:]
@@ -83,8 +84,8 @@ def data(settings: Sequence[Setting], looks: dict[int, Look]) -> dict[str, Any]:
                 "setting": at,
                 "label": group.label,
                 "detail": group.detail,
-                "dash": " ".join(f"{part:g}" for part in looks[group.index].dash),
-                "width": looks[group.index].width,
+                "dash": " ".join(f"{part:g}" for part in styles[group.index].dash),
+                "width": styles[group.index].width,
             }
             for at, group in groups
         ],
@@ -103,7 +104,7 @@ def data(settings: Sequence[Setting], looks: dict[int, Look]) -> dict[str, Any]:
 
 
 def _lines(chart: Chart, group: Group) -> list[Record]:
-    """The mean of the group with its spread, then each run that is not part of the mean."""
+    """Return the mean of the group with its spread, then each run that is not part of it."""
     lines = [_line(chart, group.averaged) | {"name": "", "diverged": False}]
     for run in group.apart:
         name = f"seed {run.recipe.get('seed', '?')}, {run.status}"
@@ -114,7 +115,7 @@ def _lines(chart: Chart, group: Group) -> list[Record]:
 
 
 def _line(chart: Chart, runs: Sequence[Run]) -> Record:
-    """Mean, lowest and highest at the steps that all runs have; nothing where one has no value."""
+    """Return mean, lowest and highest at the steps that all runs have."""
     records = [run.steps if chart.of_steps else run.evaluations for run in runs]
     size = max((-(-len(of_run) // _MOST_POINTS) for of_run in records), default=1)
     by_step = [
@@ -138,7 +139,7 @@ def _line(chart: Chart, runs: Sequence[Run]) -> Record:
 
 
 def _thinned(records: Sequence[Record], key: str, size: int) -> list[Record]:
-    """One record for each `size` neighbors: the last of them, with their mean."""
+    """Return one record for each `size` neighbors: the last of them, with their mean."""
     thinned = []
     for at in range(0, len(records), max(1, size)):
         members = records[at : at + max(1, size)]
@@ -148,7 +149,7 @@ def _thinned(records: Sequence[Record], key: str, size: int) -> list[Record]:
 
 
 def _values(records: Sequence[Record], key: str) -> list[float]:
-    """The field of all records, or of none if one lacks it."""
+    """Return the field of all records, or of none if one lacks it."""
     values = [number(field(record, key)) for record in records]
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else []

@@ -8,33 +8,41 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentlam.lab.report import curves, network, pictures, prose, repeat, table, timing
-from decentlam.lab.report.groups import Setting, collect
-from decentlam.lab.report.looks import DARK_PAPER, Look, looks
+from decentlam.lab.report import (
+    curves,
+    detections,
+    provenance,
+    summary,
+    table,
+    timing,
+    topology_drawing,
+)
+from decentlam.lab.report.formatting import embedded, escape
+from decentlam.lab.report.line_styles import DARK_PAPER, LineStyle, line_styles
+from decentlam.lab.report.run_groups import Setting, collect
 from decentlam.lab.report.runs import Run
-from decentlam.lab.report.text import embedded, escape
 
 _HERE = Path(__file__).parent
 
 
 def build(runs: Sequence[Run]) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     settings = collect(runs)
-    look = looks(settings)
+    styles = line_styles(settings)
     script = _asset("curves.js") + _asset("tables.js")
     parts = {
-        "title": escape(prose.title(runs)),
-        "style": _asset("page.css").replace("DARK_PAPER", DARK_PAPER) + _colors(look),
-        "paragraph": escape(prose.paragraph(runs, settings)),
-        "key numbers": "".join(_number(*item) for item in prose.key_numbers(runs, settings)),
-        "tables": table.tables(settings, look),
-        "detections": pictures.section(settings, look),
-        "oddities": _oddities(prose.oddities(runs)),
+        "title": escape(summary.title(runs)),
+        "style": _asset("page.css").replace("DARK_PAPER", DARK_PAPER) + _colors(styles),
+        "paragraph": escape(summary.paragraph(runs, settings)),
+        "key numbers": "".join(_number(*item) for item in summary.key_numbers(runs, settings)),
+        "tables": table.tables(settings, styles),
+        "detections": detections.section(settings, styles),
+        "oddities": _oddities(summary.oddities(runs)),
         "curves note": escape(_curves_note(settings)),
-        "bars": timing.bars(settings, look),
-        "networks": "".join(network.drawings(runs)),
-        "repeat": repeat.section(runs, settings, look),
-        "data": embedded(curves.data(settings, look)),
+        "bars": timing.bars(settings, styles),
+        "networks": "".join(topology_drawing.html_figures(runs)),
+        "repeat": provenance.section(runs, settings, styles),
+        "data": embedded(curves.data(settings, styles)),
         "script": script,
         "script hash": _hash(script),
     }
@@ -47,17 +55,17 @@ def _asset(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """What the page's security policy lets run: this script, to the letter, and no other."""
+    """Return the hash by which the page's security policy lets this script run, and no other."""
     digest = hashlib.sha256(script.encode()).digest()
     return "sha256-" + base64.b64encode(digest).decode()
 
 
-def _colors(look: dict[int, Look]) -> str:
+def _colors(styles: dict[int, LineStyle]) -> str:
     def rules(values: dict[int, str]) -> str:
         return ":root{" + "".join(f"--c{index}:{color};" for index, color in values.items()) + "}"
 
-    light = rules({index: look.light for index, look in look.items()})
-    dark = rules({index: look.dark for index, look in look.items()})
+    light = rules({index: style.light for index, style in styles.items()})
+    dark = rules({index: style.dark for index, style in styles.items()})
     return f"{light}\n@media screen and (prefers-color-scheme: dark) {{{dark}}}"
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decentlam.lab.values import parse_json
-
-Record = dict[str, Any]
+from decentlam.lab.values import Record, parse_json
 
 SCORES = {"top1": "accuracy", "ap50": "AP50"}  # of classification and of detection
 UNFINISHED = "unfinished"  # no end record: still running, or killed
@@ -47,11 +45,11 @@ class Run:
         return self.steps[1:] or self.steps
 
     def total(self, key: str) -> float:
-        """The sum of a field over the timed records, nothing where there is none."""
+        """Return the sum of a field over the timed records."""
         return sum(number(record.get(key)) or 0.0 for record in self.timed)
 
     def last(self, key: str) -> float | None:
-        """The field at the last evaluation."""
+        """Return the field at the last evaluation."""
         return number(field(self.evaluations[-1], key)) if self.evaluations else None
 
     @property
@@ -62,26 +60,26 @@ class Run:
 
 
 def field(record: Record, key: str) -> Any:
-    """A field of the record; {} in its name stands for the score that the record has."""
+    """Return a field of the record; {} in its name stands for the score that the record has."""
     names = [key, *(key.format(score) for score in SCORES)]
     return next((record[name] for name in names if name in record), None)
 
 
 def score_name(runs: Sequence[Run]) -> str:
-    """What the runs are judged by, in words."""
+    """Return the name of the score that the runs are judged by."""
     names = {SCORES[run.score] for run in runs if run.evaluations}
     return names.pop() if len(names) == 1 else "score" if names else SCORES["top1"]
 
 
 def number(value: Any) -> float | None:
-    """The value if it is a finite number."""
+    """Return the value if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def find(directories: Sequence[Path]) -> list[Path]:
-    """The run directories among the given ones and under their `runs/`, each once."""
+    """Return the run directories among the given ones and under their `runs/`, each once."""
     if not directories:
         raise ValueError("a report needs at least one run directory; give what `train` wrote")
     found: dict[Path, Path] = {}
@@ -106,7 +104,7 @@ def _runs_of_study(directory: Path) -> list[Path]:
 
 
 def read(directory: Path) -> Run:
-    """The run in a directory; lines of records that cannot be read are left out with a note."""
+    """Read the run in a directory; lines that cannot be read are left out with a note."""
     info = _read_info(directory / "run.json")
     notes: list[str] = []
     steps: list[Record] = []
@@ -126,7 +124,7 @@ def read(directory: Path) -> Run:
 
 
 def _append(records: list[Record], record: Record) -> None:
-    """Adds the record; a resumed run does some steps again, and what it did last counts."""
+    """Add the record; a resumed run does some steps again, and what it did last counts."""
     step = number(record.get("step"))
     while step is not None and records and (number(records[-1].get("step")) or 0.0) >= step:
         records.pop()

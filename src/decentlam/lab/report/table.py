@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from decentlam.lab.report.groups import Group, Setting
-from decentlam.lab.report.looks import Look
-from decentlam.lab.report.runs import Run, score_name
-from decentlam.lab.report.text import (
+from decentlam.lab.report.formatting import (
     NOTHING,
     Spread,
     counted,
     escape,
     percent,
     percent_spread,
-    plain,
     quantity_spread,
     spread,
+    value_text,
 )
+from decentlam.lab.report.line_styles import LineStyle
+from decentlam.lab.report.run_groups import Group, Setting
+from decentlam.lab.report.runs import Run, score_name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def _last(key: str) -> Callable[[Group], Spread | None]:
 
 
 def images_per_second(group: Group) -> Spread | None:
-    """All images over all seconds."""
+    """Return all images over all seconds."""
     return spread([_mean_rate(run) for run in group.averaged])
 
 
@@ -50,7 +50,7 @@ def _mean_rate(run: Run) -> float | None:
 
 
 def wait_share(group: Group) -> Spread | None:
-    """Of the time of all steps; simulated nodes do not wait."""
+    """Return the waiting share of the time of all steps; simulated nodes do not wait."""
     return spread([_wait_share(run) for run in group.averaged])
 
 
@@ -72,12 +72,12 @@ def _worst_to_best(group: Group) -> str:
 
 
 def _progress(group: Group) -> str:
-    """Which runs the means are of, where that is not all of them at their end."""
+    """Say which runs the means are of, where that is not all of them at their end."""
     if not group.averaged:
         return ""
     if not group.finished:
         epoch = min(run.last("epoch") or 0.0 for run in group.averaged)
-        return f"at epoch {epoch:.3g} of {plain(group.runs[0].recipe.get('epochs', '?'))}"
+        return f"at epoch {epoch:.3g} of {value_text(group.runs[0].recipe.get('epochs', '?'))}"
     if len(group.averaged) < len(group.runs):
         return f"{len(group.averaged)} of {counted(len(group.runs), 'run')}"
     return ""
@@ -105,9 +105,9 @@ _NOTE = (
 )
 
 
-def tables(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
-    parts = [_side_by_side(settings, looks)] if len(settings) > 1 else []
-    parts += [_table(setting, looks) for setting in settings]
+def tables(settings: Sequence[Setting], styles: dict[int, LineStyle]) -> str:
+    parts = [_side_by_side(settings, styles)] if len(settings) > 1 else []
+    parts += [_table(setting, styles) for setting in settings]
     score = _score(settings)
     meaning = {"AP50": "AP50 (average precision at an overlap of 1/2, as COCO measures it)"}
     note = _NOTE.format(meaning.get(score, score.capitalize()))
@@ -120,24 +120,25 @@ def _score(settings: Sequence[Setting]) -> str:
     )
 
 
-def swatch(look: Look, group: Group) -> str:
-    """A piece of the group's line."""
-    dash = f' stroke-dasharray="{" ".join(f"{part:g}" for part in look.dash)}"' if look.dash else ""
+def swatch(style: LineStyle, group: Group) -> str:
+    """Return a piece of the group's line as SVG."""
+    lengths = " ".join(f"{part:g}" for part in style.dash)
+    dash = f' stroke-dasharray="{lengths}"' if lengths else ""
     return (
-        f'<svg class="swatch" width="28" height="10" aria-hidden="true"><line x1="0" y1="5" '
-        f'x2="28" y2="5" stroke="var(--c{group.index})" stroke-width="{look.width:g}"{dash}/></svg>'
+        '<svg class="swatch" width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" '
+        f'y2="5" stroke="var(--c{group.index})" stroke-width="{style.width:g}"{dash}/></svg>'
     )
 
 
-def name(group: Group, looks: dict[int, Look]) -> str:
+def name(group: Group, styles: dict[int, LineStyle]) -> str:
     detail = f"<small>{escape(group.detail)}</small>" if group.detail else ""
-    return f"{swatch(looks[group.index], group)}<span>{escape(group.label)}{detail}</span>"
+    return f"{swatch(styles[group.index], group)}<span>{escape(group.label)}{detail}</span>"
 
 
-def _table(setting: Setting, looks: dict[int, Look]) -> str:
+def _table(setting: Setting, styles: dict[int, LineStyle]) -> str:
     heads = "".join(f"<th scope='col'>{_head(c.head, c.unit)}</th>" for c in COLUMNS)
     best = [_best(column, setting.groups) for column in COLUMNS]
-    rows = "".join(_row(group, looks, best) for group in setting.groups)
+    rows = "".join(_row(group, styles, best) for group in setting.groups)
     what = f"<strong>{escape(setting.label)}</strong>" if setting.label else ""
     what += f" {escape(setting.detail)}" if setting.detail else ""
     caption = f"<caption>{what}</caption>" if what else ""
@@ -154,8 +155,8 @@ def _head(words: str, unit: str) -> str:
     return escape(words) + (f"<br><small>{escape(unit)}</small>" if unit else "")
 
 
-def _row(group: Group, looks: dict[int, Look], best: Sequence[str | None]) -> str:
-    seeds = ", ".join(plain(run.recipe.get("seed", "?")) for run in group.runs)
+def _row(group: Group, styles: dict[int, LineStyle], best: Sequence[str | None]) -> str:
+    seeds = ", ".join(value_text(run.recipe.get("seed", "?")) for run in group.runs)
     title = escape(f"seeds {seeds}" if len(group.runs) > 1 else f"seed {seeds}")
     cells = [
         f'<td data-value="{len(group.runs)}" title="{title}">{len(group.runs)}</td>',
@@ -163,7 +164,7 @@ def _row(group: Group, looks: dict[int, Look], best: Sequence[str | None]) -> st
         f'<td class="status" data-value="{escape(group.status())}">{_status(group)}</td>',
     ]
     label = escape(f"{group.label} {group.detail}".strip())
-    head = f'<th scope="row" data-value="{label}"><div>{name(group, looks)}</div></th>'
+    head = f'<th scope="row" data-value="{label}"><div>{name(group, styles)}</div></th>'
     return f'<tr data-group="{group.index}">{head}{"".join(cells)}</tr>'
 
 
@@ -187,7 +188,7 @@ def _cell(group: Group, column: Column, best: str | None) -> str:
 
 
 def _best(column: Column, groups: Sequence[Group]) -> str | None:
-    """How the best value of the column reads, if there is a choice."""
+    """Return the best value of the column as text, if there is a choice."""
     values = [
         (value, group) for group in groups if group.finished and (value := column.value(group))
     ]
@@ -198,8 +199,8 @@ def _best(column: Column, groups: Sequence[Group]) -> str | None:
     return None if all_alike else column.show(top)
 
 
-def _side_by_side(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
-    """The score of the averaged model: a row per method, a column per setting."""
+def _side_by_side(settings: Sequence[Setting], styles: dict[int, LineStyle]) -> str:
+    """Return the scores of the averaged model: a row per method, a column per setting."""
     accuracy = COLUMNS[0]
     found = [{(g.method, g.detail): g for g in setting.groups} for setting in settings]
     best = [_best(accuracy, setting.groups) for setting in settings]
@@ -213,7 +214,7 @@ def _side_by_side(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
             for groups, top in zip(found, best, strict=True)
         ]
         label = escape(f"{first.label} {first.detail}".strip())
-        head = f'<th scope="row" data-value="{label}"><div>{name(first, looks)}</div></th>'
+        head = f'<th scope="row" data-value="{label}"><div>{name(first, styles)}</div></th>'
         rows.append(f"<tr>{head}{''.join(cells)}</tr>")
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="All settings side by side">'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decentlam.lab.report.groups import Group, Setting
-from decentlam.lab.report.looks import Look
+from decentlam.lab.report.formatting import bytes_of, duration, escape, listed
+from decentlam.lab.report.line_styles import LineStyle
+from decentlam.lab.report.run_groups import Group, Setting
 from decentlam.lab.report.runs import number
 from decentlam.lab.report.table import name
-from decentlam.lab.report.text import bytes_of, duration, escape, listed
 
 PARTS = {
     "data": "data_seconds",
@@ -19,7 +19,7 @@ PARTS = {
 
 
 def split(group: Group) -> dict[str, float] | None:
-    """Seconds per step by part, over all records of the averaged runs."""
+    """Return seconds per step by part, over all records of the averaged runs."""
     records = [record for run in group.averaged for record in run.timed]
     if not records or not sum(run.total("step_seconds") for run in group.averaged):
         return None
@@ -32,8 +32,8 @@ def split(group: Group) -> dict[str, float] | None:
     return {**mean, "other": max(0.0, whole - sum(mean.values()))}
 
 
-def bars(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
-    """The bars of all settings on one scale, with a legend; nothing if nothing was timed."""
+def bars(settings: Sequence[Setting], styles: dict[int, LineStyle]) -> str:
+    """Return the bars of all settings on one scale, with a legend."""
     splits = {
         group.index: parts
         for setting in settings
@@ -51,7 +51,7 @@ def bars(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
     blocks = []
     for setting in settings:
         rows = [
-            _bar(group, looks, splits[group.index], longest)
+            _bar(group, styles, splits[group.index], longest)
             for group in setting.groups
             if group.index in splits
         ]
@@ -60,7 +60,9 @@ def bars(settings: Sequence[Setting], looks: dict[int, Look]) -> str:
     return f'<ul class="parts">{legend}</ul>{"".join(blocks)}'
 
 
-def _bar(group: Group, looks: dict[int, Look], parts: dict[str, float], longest: float) -> str:
+def _bar(
+    group: Group, styles: dict[int, LineStyle], parts: dict[str, float], longest: float
+) -> str:
     whole = sum(parts.values())
     words = [f"{part} {duration(value)} ({value / whole:.0%})" for part, value in parts.items()]
     pieces = "".join(
@@ -73,14 +75,14 @@ def _bar(group: Group, looks: dict[int, Look], parts: dict[str, float], longest:
     sent = _bytes_sent(group)
     more = f"<small>{bytes_of(sent)} sent</small>" if sent is not None else ""
     return (
-        f'<div class="name">{name(group, looks)}</div>'
+        f'<div class="name">{name(group, styles)}</div>'
         f'<div class="bar" role="img" aria-label="{spoken}">{pieces}</div>'
         f'<div class="whole">{duration(whole)}{more}</div>'
     )
 
 
 def _bytes_sent(group: Group) -> float | None:
-    """What a node sends in a step, in the mean."""
+    """Return the mean of what a node sends in a step."""
     sent = [number(record.get("bytes_sent")) for run in group.averaged for record in run.timed]
     known = [value for value in sent if value is not None]
     return sum(known) / len(known) if known else None

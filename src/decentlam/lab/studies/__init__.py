@@ -12,7 +12,7 @@ from decentlam.lab.studies import (
     speedup,
     topologies,
 )
-from decentlam.lab.study import Study
+from decentlam.lab.studies.study import Study
 
 STUDIES: dict[str, Study] = {
     "regression": regression.STUDY,

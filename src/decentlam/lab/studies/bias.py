@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from decentlam import Nodes
-from decentlam.lab import plots
-from decentlam.lab.problems import LinearRegression, linear_regression
-from decentlam.lab.study import Record, Study, Tick, fitted_slope, silent
+from decentlam.lab import plot_style
+from decentlam.lab.studies.study import Record, Study, Tick, fitted_slope, silent
 from decentlam.lab.theory import fixed_point, inconsistency_bias, momentum_power
+from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
 from decentlam.topology import Topology, resolve
 
 # Each sweep's x-axis, and the power of it in the paper's orders; beta's depends on the method.
 AXES = {"beta": "1/(1-beta)", "lr": "lr", "rho": "1/(1-rho)", "b2": "b^2"}
 POWERS = {"lr": 2.0, "rho": 2.0, "b2": 1.0}
 FITTED_LRS = 3  # the slope in lr is fitted to this many of the smallest
+_BIAS = r"limit of the node mean of $\|x_i - x^*\|^2$"
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Bias
 
 
 def points(setting: Bias) -> list[Point]:
-    """Everything the study measures. DSGD has no momentum: one point of it is the reference."""
+    """Return all that the study measures. DSGD has no momentum: one point is the reference."""
     W = resolve(setting.topology, setting.nodes)
     lazier = [W.lazy(rate) if rate < 1 else W for rate in setting.rates]
     others = [resolve(name, setting.nodes) for name in setting.topologies]
@@ -111,7 +116,7 @@ def run(setting: Bias, tick: Tick = silent) -> list[Record]:
 
 
 def record(problem: LinearRegression, point: Point, measured: float, steps: int) -> Record:
-    """The measured limit beside the closed form and the paper's order and power."""
+    """Return the measured limit beside the closed form and the paper's order and power."""
     q = problem.quadratic
     closed = fixed_point(point.method, point.topology, q.hessians, q.linear, point.lr, point.beta)
     rho = point.topology.rho
@@ -136,7 +141,7 @@ def record(problem: LinearRegression, point: Point, measured: float, steps: int)
 
 
 def limit(problem: LinearRegression, point: Point, tolerance: float) -> tuple[float, int]:
-    """The bias, and the steps, when one more time constant moves the models no more."""
+    """Return the bias, and the steps, when one more time constant moves the models no more."""
     start = problem.x_star.expand_as(problem.start)
     nodes = Nodes(point.method, point.topology, start, point.beta)
     # The slowest mode is the common one: the average moves by lr * curvature / (1-beta) per step.
@@ -199,12 +204,68 @@ def notes(setting: Bias, records: Sequence[Record]) -> list[str]:
     ]
 
 
-STUDY = Study(
-    name="bias",
-    summary="how the inconsistency bias grows with momentum, lr, rho and b^2 (Propositions 2, 3)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=plots.bias,
-)
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draw the bias against 1/(1-beta), lr, 1/(1-rho) and b^2, with the predictions."""
+    figure, panels = plot_style.axes(4, (9.6, 7.6))
+    x_labels = {
+        "beta": r"$1/(1-\beta)$",
+        "lr": r"learning rate",
+        "rho": r"$1/(1-\rho)$: one graph at several rates, hollow: other graphs",
+        "b2": r"data inconsistency $b^2$",
+    }
+    methods = list(dict.fromkeys(r["method"] for r in records))
+    for ax, (sweep, x_label) in zip(panels, x_labels.items(), strict=True):
+        ax.set(xscale="log", yscale="log", xlabel=x_label, ylabel=_BIAS)
+        for method in methods:
+            mine = [r for r in records if (r["sweep"], r["method"]) == (sweep, method)]
+            _draw_sweep(ax, sorted(mine, key=lambda r: r["x"]), method)
+        _draw_order(ax, [r for r in records if r["sweep"] == sweep])
+        if sweep in ("beta", "rho"):
+            plot_style.plain_ticks(ax, (1, 2, 5, 10, 20, 50))
+    handles = [Line2D([], [], label=plot_style.label(m), **plot_style.both(m)) for m in methods]
+    handles += [
+        Line2D([], [], label="measured", **plot_style.points("pmsgd") | {"color": plot_style.GREY}),
+        Line2D([], [], label="closed form", color=plot_style.GREY),
+        Line2D([], [], label="the paper's order", color=plot_style.GREY, **plot_style.GUIDE),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+    return {"bias": figure}
+
+
+def _draw_sweep(ax: Axes, records: Sequence[Record], method: str) -> None:
+    """Draw measurements as markers, the closed form as a line, other graphs as hollow markers."""
+    series = [r for r in records if r["in_fit"] or r["sweep"] != "rho"]
+    others = [r for r in records if r not in series]
+    if len(series) == 1:  # DSGD has no momentum: one level
+        ax.axhline(series[0]["closed_form"], **plot_style.line(method))
+    ax.plot([r["x"] for r in series], [r["closed_form"] for r in series], **plot_style.line(method))
+    ax.plot([r["x"] for r in series], [r["measured"] for r in series], **plot_style.points(method))
+    hollow = plot_style.points(method) | {"markerfacecolor": "white"}
+    ax.plot([r["x"] for r in others], [r["measured"] for r in others], **hollow)
+    for r in others if method == "dmsgd" else []:
+        ax.annotate(
+            r["topology"],
+            (r["x"], r["measured"]),
+            xytext=(0, 6),
+            textcoords="offset points",
+            horizontalalignment="center",
+            fontsize=8,
+        )
+
+
+def _draw_order(ax: Axes, records: Sequence[Record]) -> None:
+    """Draw the paper's slope for DmSGD and DecentLaM, through their leftmost point.
+
+    There lr / ((1-beta)(1-rho)) is smallest, which is where the orders hold.
+    """
+    for method in ("dmsgd", "decentlam"):
+        mine = sorted((r for r in records if r["method"] == method), key=lambda r: r["x"])
+        mine = [r for r in mine if r["in_fit"] or r["sweep"] != "rho"]
+        if mine:
+            x = np.array([mine[0]["x"], mine[-1]["x"]])
+            y = mine[0]["closed_form"] * (x / x[0]) ** mine[0]["power"]
+            ax.plot(x, y, color=plot_style.GREY, zorder=5, **plot_style.GUIDE)
+
+
+_SUMMARY = "how the inconsistency bias grows with momentum, lr, rho and b^2 (Propositions 2, 3)"
+STUDY = Study("bias", _SUMMARY, recipe, run, table, notes, figures)

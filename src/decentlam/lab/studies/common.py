@@ -1,18 +1,22 @@
-"""What the studies that train share: the paper's methods, seeds, data, and a figure."""
+"""What the studies that train share: seeds, recipes, accuracies over seeds, and a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from decentlam.lab import style
-from decentlam.lab.accuracy import AVERAGED, NODES, scores, where
+from decentlam.lab import plot_style
 from decentlam.lab.data import load
-from decentlam.lab.study import Record
+from decentlam.lab.recipes import Recipe
+from decentlam.lab.studies.study import Record
 
+AVERAGED, NODES = "averaged_top1", "nodes_top1"
+FASHION = "fashion-mnist"  # what the studies train on unless told otherwise
 METHODS = (
     "pmsgd",
     "pmsgd-lars",
@@ -34,15 +38,27 @@ def seeds_from(seed: int, count: int) -> tuple[int, ...]:
 
 
 def fitting(nodes: int, *batches: int) -> tuple[int, ...]:
-    """The batches, or a little less, so that all nodes get equal shares."""
+    """Return the batches, or a little less, so that all nodes get equal shares."""
     return tuple(nodes * max(1, batch // nodes) for batch in batches)
 
 
-FASHION = "fashion-mnist"  # what the studies train on unless told otherwise
+def study_recipe(setting: Any, *, epochs: float, **fields: Any) -> Recipe:
+    """Return a training run of a study: a tenth of it warms up, then the rate stays."""
+    return Recipe(
+        nodes=setting.nodes,
+        momentum=setting.momentum,
+        stable="ignore",  # as printed, stable or not
+        batch_norm="estimate",
+        epochs=epochs,
+        warmup_epochs=epochs / 10,
+        evaluate_every=epochs,
+        log_every=50,
+        **fields,
+    )
 
 
 def check_data(name: str, path: str | None) -> None:
-    """Reads the data once before anything is started, and says what to do without it."""
+    """Read the data once before anything is started; say what to do without it."""
     try:
         load(name, path)
     except ValueError as error:
@@ -51,18 +67,100 @@ def check_data(name: str, path: str | None) -> None:
         ) from None
 
 
+def where(records: Sequence[Record], **values: Any) -> list[Record]:
+    """Return the records with these values."""
+    return [r for r in records if all(r[key] == value for key, value in values.items())]
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and the standard deviation between seeds (0 for one seed)."""
+    return fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def scores(records: Sequence[Record], score: str = AVERAGED) -> list[float]:
+    """Return the scores in percent of the runs that did not diverge."""
+    return [100 * r[score] for r in records if r[score] is not None]
+
+
+def cell(records: Sequence[Record], score: str = AVERAGED) -> str | None:
+    """Return `84.12 ± 0.30`, in percent, and how many diverged; None without records.
+
+    >>> cell([{"averaged_top1": 0.8, "step": 9}, {"averaged_top1": None, "step": 5}])
+    '80.00, 1 of 2 diverge'
+    """
+    if not records:
+        return None
+    found, lost = scores(records, score), [r["step"] for r in records if r[score] is None]
+    if not found:
+        low, high = min(lost), max(lost)
+        return f"diverges at step {low}" + (f" to {high}" if high > low else "")
+    mean, spread = mean_and_spread(found)
+    text = f"{mean:.2f}" + (f" ± {spread:.2f}" if len(found) > 1 else "")
+    return f"{text}, {len(lost)} of {len(records)} diverge" if lost else text
+
+
+def leads(records: Sequence[Record], ours: str, theirs: str, score: str = AVERAGED) -> list[float]:
+    """Return the percentage points by which a method leads another, seed by seed.
+
+    Both had the same shards, samples and start, so that what a seed does to both cancels.
+    """
+    found = [r for r in records if r[score] is not None]
+    other = {r["seed"]: r[score] for r in where(found, method=theirs)}
+    return [
+        100 * (r[score] - other[r["seed"]]) for r in where(found, method=ours) if r["seed"] in other
+    ]
+
+
+def signed(values: Sequence[float]) -> str:
+    """Return `+1.20 ± 0.30`, or that there is nothing to compare."""
+    if not values:
+        return "none to compare"
+    mean, spread = mean_and_spread(values)
+    return f"{mean:+.2f}" + (f" ± {spread:.2f}" if len(values) > 1 else "")
+
+
+def lead_text(
+    records: Sequence[Record],
+    ours: str = "decentlam",
+    theirs: str = "dmsgd",
+    keys: tuple[str, str] = (AVERAGED, NODES),
+) -> str:
+    """Return the lead of one method over another in words, for both scores."""
+    averaged, nodes = (signed(leads(records, ours, theirs, key)) for key in keys)
+    return f"{averaged} (averaged), {nodes} (nodes)"
+
+
+def accuracy_note(setting: Any, what: str) -> str:
+    """Return what the numbers of a study's table are."""
+    return (
+        f"Top-1 on the test set{what} in %, mean ± standard deviation over seeds "
+        f"{', '.join(map(str, setting.seeds))}, of the mean of all nodes' models (averaged) and of "
+        "their own ones in the mean (nodes)"
+    )
+
+
+def verdict(smaller: Sequence[float], larger: Sequence[float]) -> str:
+    """Say whether the second is larger by more than the sum of the two spreads."""
+    if not smaller or not larger:
+        return "cannot be told"
+    (a, a_spread), (b, b_spread) = mean_and_spread(smaller), mean_and_spread(larger)
+    if abs(b - a) <= a_spread + b_spread:
+        return "stays within the spread"
+    return "grows" if b > a else "shrinks"
+
+
 def dot_panels(
     panels: Mapping[str, Sequence[Record]],
     rows: str,
     keys: tuple[str, str] = (AVERAGED, NODES),
     what: str = "test accuracy, %",
 ) -> Figure:
-    """A panel per title, a band per value of `rows`: every seed, filled for the averaged model,
+    """Draw a panel per title, a band per value of `rows`: each seed, filled for the averaged model,
     hollow for the mean of the nodes' own ones; `keys` are the two scores."""
     names = {title: list(dict.fromkeys(r[rows] for r in found)) for title, found in panels.items()}
     methods = list(dict.fromkeys(r["method"] for found in panels.values() for r in found))
     height = 1.4 + 0.85 * max(map(len, names.values()))
-    figure, axes = style.axes(len(panels), (10.4, height))
+    figure, axes = plot_style.axes(len(panels), (10.4, height))
     for ax, (title, records) in zip(axes, panels.items(), strict=True):
         for band, name in enumerate(reversed(names[title])):
             here = where(records, **{rows: name})
@@ -75,8 +173,8 @@ def dot_panels(
         ax.grid(visible=False, axis="y")
         ax.set_yticks(range(len(names[title])), list(reversed(names[title])))
         ax.set(title=title, xlabel=what, ylim=(-0.5, len(names[title]) - 0.5))
-    handles = [Line2D([], [], label=style.label(m), **style.points(m)) for m in methods]
-    grey = style.points("pmsgd") | {"color": style.GREY, "marker": "o"}
+    handles = [Line2D([], [], label=plot_style.label(m), **plot_style.points(m)) for m in methods]
+    grey = plot_style.points("pmsgd") | {"color": plot_style.GREY, "marker": "o"}
     handles += [
         Line2D([], [], label="averaged model", **grey),
         Line2D([], [], label="nodes' own", **grey | {"markerfacecolor": "white"}),
@@ -89,14 +187,14 @@ def _draw_seeds(
     ax: Axes, records: Sequence[Record], method: str, y: float, keys: tuple[str, str]
 ) -> None:
     averaged, nodes = (scores(records, key) for key in keys)
-    ax.plot(nodes, [y] * len(nodes), **style.points(method) | {"markerfacecolor": "white"})
-    ax.plot(averaged, [y] * len(averaged), **style.points(method))
+    ax.plot(nodes, [y] * len(nodes), **plot_style.points(method) | {"markerfacecolor": "white"})
+    ax.plot(averaged, [y] * len(averaged), **plot_style.points(method))
     if not averaged:
         ax.annotate(
-            f"{style.label(method)} diverges",
+            f"{plot_style.label(method)} diverges",
             (0.02, y),
             xycoords=("axes fraction", "data"),
             verticalalignment="center",
-            color=style.color(method),
+            color=plot_style.color(method),
             fontsize=8,
         )

@@ -10,18 +10,24 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from decentlam.lab.accuracy import cell, leads, mean_and_spread, signed, where
-from decentlam.lab.data.detection import load_boxes
-from decentlam.lab.data.detection.drawn import draw
+from decentlam.lab.detection import load_boxes
 from decentlam.lab.detection.baselines import commonest_boxes
 from decentlam.lab.detection.scores import score
+from decentlam.lab.detection.shapes import draw_shapes
 from decentlam.lab.recipes import Recipe, make
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import dot_panels, fitting, seeds_from
-from decentlam.lab.study import Record, Study, Tick, silent
-from decentlam.lab.sweep import sweep
-from decentlam.lab.train.numerics import Numerics
-from decentlam.lab.train.tasks import make_task
+from decentlam.lab.studies.common import (
+    cell,
+    dot_panels,
+    fitting,
+    lead_text,
+    mean_and_spread,
+    seeds_from,
+    where,
+)
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.studies.sweep import sweep
+from decentlam.lab.train.tasks import Numerics, make_task
 
 AVERAGED, NODES, AVERAGED_AP = "averaged_ap50", "nodes_ap50", "averaged_ap"
 METHODS = ("pmsgd", "pmsgd-lars", "dmsgd", "da-dmsgd", "decentlam")
@@ -30,7 +36,7 @@ SHAPES = "shapes"  # what --quick trains on, drawn into the study's directory
 
 
 @dataclass(frozen=True)
-class Case:
+class DetectorCase:
     """A detector, how long it is trained at which rate, and from how many starts."""
 
     recipe: str
@@ -41,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Detectors:
-    cases: tuple[Case, ...]
+    cases: tuple[DetectorCase, ...]
     data: str = "bccd"
     data_path: str | None = None
     methods: tuple[str, ...] = METHODS
@@ -65,24 +71,26 @@ def recipe(
     (batch,) = fitting(nodes, 16)
     if quick:
         cases = tuple(
-            Case(name, 4.0, 0.05, seeds_from(seed, 1))
+            DetectorCase(name, 4.0, 0.05, seeds_from(seed, 1))
             for name in ("bccd-faster-rcnn", "bccd-retinanet")
         )
         return Detectors(cases, "voc", None, nodes=nodes, batch=batch, image_size=48)
     bccd = data == "bccd"  # other data has larger images, and more of them: one short run each
     cases = (
-        Case("bccd-faster-rcnn", 5.0, 0.05, seeds_from(seed, 3 if bccd else 1)),
-        Case("bccd-retinanet", 20.0 if bccd else 5.0, 0.03, seeds_from(seed, 2 if bccd else 1)),
+        DetectorCase("bccd-faster-rcnn", 5.0, 0.05, seeds_from(seed, 3 if bccd else 1)),
+        DetectorCase(
+            "bccd-retinanet", 20.0 if bccd else 5.0, 0.03, seeds_from(seed, 2 if bccd else 1)
+        ),
     )
     size = Detectors.image_size if bccd else 160
     return Detectors(cases, data, data_path, nodes=nodes, batch=batch, image_size=size)
 
 
 def run(setting: Detectors, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
-    """A record per training, and one for each baseline."""
+    """Return a record per training, and one for each baseline."""
     path = setting.data_path
     if setting.data == "voc" and path is None:
-        path = str(draw(directory / SHAPES, train=80, test=20))
+        path = str(draw_shapes(directory / SHAPES, train=80, test=20))
     check(setting, path)
     # The first seed of all first: what is done when time is up can be compared.
     turns = [(case, seed) for case in setting.cases for seed in case.seeds]
@@ -98,14 +106,16 @@ def run(setting: Detectors, tick: Tick = silent, directory: Path = Path()) -> li
 
 
 def check(setting: Detectors, path: str | None) -> None:
-    """Reads the data once before anything is started, and says what to do without it."""
+    """Read the data once before anything is started; say what to do without it."""
     try:
         load_boxes(setting.data, path, setting.image_size, skip_bad_boxes=True)
     except ValueError as error:
         raise ValueError(f"{error}. Or try --quick, which draws images of its own") from None
 
 
-def trained(setting: Detectors, case: Case, path: str | None, method: str, seed: int) -> Recipe:
+def trained(
+    setting: Detectors, case: DetectorCase, path: str | None, method: str, seed: int
+) -> Recipe:
     return make(
         case.recipe,
         method=method,
@@ -128,7 +138,7 @@ def trained(setting: Detectors, case: Case, path: str | None, method: str, seed:
 
 @torch.no_grad()
 def baselines(first: Recipe) -> list[Record]:
-    """What the model scores before it is trained, and what the commonest boxes do."""
+    """Return what the model scores before it is trained, and what the commonest boxes do."""
     task: Any = make_task(first, Numerics(first.precision, torch.device("cpu")))
     model = task.model()
     untrained = task.numbers([task.score(model, batch) for batch in task.test_batches(0)])
@@ -152,7 +162,7 @@ def baselines(first: Recipe) -> list[Record]:
 
 
 def table(records: Sequence[Record]) -> list[Record]:
-    """The shape of Table 6: a row per method, a column per detector; in %."""
+    """Return the shape of Table 6: a row per method, a column per detector; in %."""
     models = [model for model in NAMES if where(records, model=model)]
     rows = []
     for method in dict.fromkeys(r["method"] for r in records):
@@ -199,7 +209,7 @@ def notes(setting: Detectors, records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _words(case: Case, runs: Sequence[Record]) -> str:
+def _words(case: DetectorCase, runs: Sequence[Record]) -> str:
     mine = where(runs, model=make(case.recipe).model)
     seconds, _ = mean_and_spread([r["seconds"] for r in mine])
     seeds = f"seed{'s' * (len(case.seeds) > 1)} {', '.join(map(str, case.seeds))}"
@@ -212,25 +222,16 @@ def _leads(setting: Detectors, runs: Sequence[Record]) -> list[str]:
     parts = []
     for model in dict.fromkeys(r["model"] for r in runs):
         here = where(runs, model=model)
-        both = [signed(leads(here, "decentlam", "dmsgd", key)) for key in (AVERAGED, NODES)]
-        parts.append(f"{NAMES[model]} {both[0]} (averaged), {both[1]} (nodes)")
+        parts.append(f"{NAMES[model]} {lead_text(here, keys=(AVERAGED, NODES))}")
     return [f"DecentLaM's lead over DmSGD in points of AP50, seed by seed: {'; '.join(parts)}."]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """A panel per detector: every seed of every method."""
+    """Draw a panel per detector: every seed of every method."""
     runs = where(records, part="training")
     panels = {NAMES[m]: where(runs, model=m) for m in dict.fromkeys(r["model"] for r in runs)}
     return {"detection": dot_panels(panels, "data", (AVERAGED, NODES), "AP50 on test images, %")}
 
 
-STUDY = Study(
-    name="detection",
-    summary="average precision of two detectors trained by five methods (Table 6)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=figures,
-    resumable=True,
-)
+_SUMMARY = "average precision of two detectors trained by five methods (Table 6)"
+STUDY = Study("detection", _SUMMARY, recipe, run, table, notes, figures, resumable=True)

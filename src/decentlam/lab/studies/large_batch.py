@@ -6,15 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, signed, verdict, where
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from decentlam.lab import plot_style
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.studies import large_batch_plots as plots
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import FASHION, METHODS, check_data, fitting, seeds_from
-from decentlam.lab.study import Record, Study, Tick, silent
-from decentlam.lab.sweep import sweep
+from decentlam.lab.studies.common import (
+    AVERAGED,
+    FASHION,
+    METHODS,
+    NODES,
+    accuracy_note,
+    cell,
+    check_data,
+    dot_panels,
+    fitting,
+    leads,
+    mean_and_spread,
+    scores,
+    seeds_from,
+    signed,
+    study_recipe,
+    verdict,
+    where,
+)
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.studies.sweep import sweep
+
+_TITLES = {"iid": "Shards drawn at random (iid)", "label-sorted:2": "Two pieces of sorted labels"}
+_PERCENT = "test accuracy of the averaged model, %"
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,7 @@ def recipe(
 
 
 def run(setting: LargeBatch, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
-    """A record per run; `part` says what it was for, `chosen` whether the table shows it."""
+    """Return a record per run; `part` is what it was for, `chosen` whether the table shows it."""
     check_data(setting.data, setting.data_path)
     first, rest = setting.seeds[0], setting.seeds[1:]
     fixed = [
@@ -113,12 +135,12 @@ def make(
     seed: int,
     fixed: bool = False,
 ) -> Recipe:
-    """One run: a tenth of it warms up, then the rate stays."""
+    """Return the recipe of one run; `factor` is that of the scaled rate."""
     epochs = setting.fixed_epochs if fixed else setting.epochs
-    return Recipe(
+    return study_recipe(
+        setting,
         method=method,
         topology=setting.topology,
-        nodes=setting.nodes,
         model=setting.model,
         data=setting.data,
         data_path=setting.data_path,
@@ -126,19 +148,13 @@ def make(
         batch=batch,
         epochs=epochs,
         lr=_scaled(setting, batch) * factor,
-        momentum=setting.momentum,
-        stable="ignore",  # as printed, stable or not
-        batch_norm="estimate",
         hyper=(("trust", setting.lars_trust),) if method == "pmsgd-lars" else (),
-        warmup_epochs=epochs / 10,
         seed=seed,
-        evaluate_every=epochs,
-        log_every=50,
     )
 
 
 def choose(tried: Sequence[Record]) -> Record:
-    """The run whose averaged model is best; of equal ones that with the lowest rate."""
+    """Return the run whose averaged model is best; of equal ones that with the lowest rate."""
     return max(tried, key=lambda r: (-1.0 if r[AVERAGED] is None else r[AVERAGED], -r["lr"]))
 
 
@@ -151,7 +167,7 @@ def _of(records: Sequence[Record], method: str, shards: str, batch: int) -> list
 
 
 def table(records: Sequence[Record]) -> list[Record]:
-    """Test accuracy in %, of the averaged model and of the nodes' own ones, and the rate."""
+    """Return test accuracies in %, of the averaged model and the nodes' own, and the rate."""
     shown = where(records, chosen=True)
     parts = dict.fromkeys((r["part"], r["shards"]) for r in shown)
     batches = sorted({r["batch"] for r in shown})
@@ -175,9 +191,7 @@ def notes(setting: LargeBatch, records: Sequence[Record]) -> list[str]:
     largest = setting.batches[-1]
     tried = ", ".join(f"{setting.lr * factor:g}" for factor in setting.factors)
     return [
-        f"Top-1 on the test set of {setting.data} in %, mean ± standard deviation over seeds "
-        f"{', '.join(map(str, setting.seeds))}, of the mean of all nodes' models (averaged) and of "
-        f"their own ones in the mean (nodes); {setting.model}, {setting.nodes} nodes, "
+        f"{accuracy_note(setting, f' of {setting.data}')}; {setting.model}, {setting.nodes} nodes, "
         f"{setting.topology}, momentum {setting.momentum:g}; a tenth of the epochs is warm-up, "
         "then the rate is constant. A seed decides start, shards and order of samples.",
         f"Trend: {setting.epochs:g} epochs. Every method tries lr {tried} at batch {largest:,} "
@@ -197,7 +211,7 @@ def notes(setting: LargeBatch, records: Sequence[Record]) -> list[str]:
 
 
 def _edges(setting: LargeBatch, records: Sequence[Record]) -> str:
-    """How often the choice fell on the end of the grid, where a better rate may lie beyond."""
+    """Say how often the choice fell on the end of the grid: a better rate may lie beyond."""
     first = where(records, part="trend", chosen=True, seed=setting.seeds[0])
     ends = {"lowest": min(setting.factors), "highest": max(setting.factors)}
     counts = {
@@ -211,7 +225,7 @@ def _edges(setting: LargeBatch, records: Sequence[Record]) -> str:
 
 
 def _trend(setting: LargeBatch, shards: str, records: Sequence[Record]) -> str:
-    """Whether DecentLaM's lead over DmSGD grows with the batch."""
+    """Say whether DecentLaM's lead over DmSGD grows with the batch."""
     if not {"decentlam", "dmsgd"} <= set(setting.methods):
         return f"{shards}: no DecentLaM and DmSGD to compare."
     shown = where(records, chosen=True)
@@ -254,17 +268,107 @@ def _fixed(setting: LargeBatch, records: Sequence[Record]) -> list[str]:
     ]
 
 
-def figures(records: Sequence[Record]) -> dict[str, Any]:
-    return plots.figures(where(records, chosen=True))
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """Return `accuracy` and `lead` of the trend, and `fixed` for the fixed setting."""
+    shown = where(records, chosen=True)
+    trend, fixed = where(shown, part="trend"), where(shown, part="fixed")
+    found = {}
+    if trend:
+        found["accuracy"] = _accuracy_figure(trend)
+    if {"decentlam", "dmsgd"} <= {r["method"] for r in trend}:
+        found["lead"] = _lead_figure(trend)
+    if fixed:
+        batch, lr = fixed[0]["batch"], fixed[0]["lr"]
+        title = f"{fixed[0]['shards']}, batch {batch:,}, lr {lr:g}: every seed"
+        found["fixed"] = dot_panels({title: fixed}, "method")
+    return found
 
 
-STUDY = Study(
-    name="large-batch",
-    summary="accuracy of the ten methods as the batch grows, Fashion-MNIST (Tables 1 and 3)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=figures,
-    resumable=True,
-)
+def _accuracy_figure(records: Sequence[Record]) -> Figure:
+    """Draw a panel per kind of shards: the averaged model's accuracy and its spread over seeds."""
+    kinds = list(dict.fromkeys(sorted(r["shards"] for r in records)))
+    figure, panels = plot_style.axes(len(kinds), (10.4, 5.0))
+    methods = list(dict.fromkeys(r["method"] for r in records))
+    for ax, shards in zip(panels, kinds, strict=True):
+        for place, method in enumerate(methods):
+            mine = where(records, shards=shards, method=method)
+            shift = 1.025 ** (place - (len(methods) - 1) / 2)  # side by side, not on one another
+            _draw_spread(ax, mine, shift, method)
+        ax.set(title=_TITLES.get(shards, shards), xlabel="total batch", ylabel=_PERCENT)
+        _batch_axis(ax, records)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_spread(ax: Axes, records: Sequence[Record], shift: float, method: str) -> None:
+    batches, means, spreads = [], [], []
+    for batch in sorted({r["batch"] for r in records}):
+        found = scores(where(records, batch=batch))
+        if found:
+            mean, spread = mean_and_spread(found)
+            batches.append(batch * shift)
+            means.append(mean)
+            spreads.append(spread)
+    ax.errorbar(
+        batches,
+        means,
+        spreads,
+        capsize=2,
+        label=plot_style.label(method),
+        **plot_style.both(method),
+    )
+
+
+def _batch_axis(ax: Axes, records: Sequence[Record]) -> None:
+    batches = sorted({r["batch"] for r in records})
+    ax.set_xscale("log")
+    ax.set_xticks(batches, [f"{batch:,}" for batch in batches])
+    ax.set_xticks([], minor=True)
+
+
+def _lead_figure(records: Sequence[Record]) -> Figure:
+    """Draw DecentLaM's lead: left what was measured, right the paper's on ImageNet."""
+    figure, (ours, theirs) = plot_style.axes(2, (9.6, 4.4))
+    for shards, shade in (
+        ("label-sorted:2", plot_style.color("decentlam")),
+        ("iid", plot_style.GREY),
+    ):
+        for score, dash, words in ((AVERAGED, "-", "averaged"), (NODES, "--", "nodes")):
+            points = []
+            for batch in sorted({r["batch"] for r in records}):
+                here = where(records, shards=shards, batch=batch)
+                if found := leads(here, "decentlam", "dmsgd", score):
+                    points.append((batch, *mean_and_spread(found)))
+            if points:
+                batches, means, spreads = zip(*points, strict=True)
+                ours.errorbar(
+                    batches,
+                    means,
+                    spreads,
+                    color=shade,
+                    linestyle=dash,
+                    marker="o",
+                    markersize=5,
+                    capsize=3,
+                    label=f"{shards}, {words}",
+                )
+    _batch_axis(ours, records)
+    ours.set(xlabel="total batch", ylabel="points", title="DecentLaM's lead over DmSGD, here")
+    ours.legend(fontsize=9, frameon=False)
+    pair = paper.IMAGENET["decentlam"], paper.IMAGENET["dmsgd"]
+    theirs.plot(
+        list(pair[0]),
+        [pair[0][batch] - pair[1][batch] for batch in pair[0]],
+        color=plot_style.color("decentlam"),
+        marker="o",
+        markersize=5,
+    )
+    theirs.set(xlabel="total batch", title="The paper's, ImageNet and ResNet-50")
+    for ax in (ours, theirs):
+        ax.axhline(0, color=plot_style.GREY, linewidth=0.8)
+    return figure
+
+
+_SUMMARY = "accuracy of the ten methods as the batch grows, Fashion-MNIST (Tables 1 and 3)"
+STUDY = Study("large-batch", _SUMMARY, recipe, run, table, notes, figures, resumable=True)

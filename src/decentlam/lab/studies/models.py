@@ -8,16 +8,29 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, mean_and_spread, signed, where
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import FASHION, check_data, dot_panels, fitting, seeds_from
-from decentlam.lab.study import Record, Study, Tick, silent
-from decentlam.lab.sweep import sweep
+from decentlam.lab.studies.common import (
+    AVERAGED,
+    FASHION,
+    NODES,
+    accuracy_note,
+    cell,
+    check_data,
+    dot_panels,
+    fitting,
+    lead_text,
+    mean_and_spread,
+    seeds_from,
+    study_recipe,
+    where,
+)
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.studies.sweep import sweep
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """A model, what it is trained on and for how long; the rate follows the batch."""
 
     model: str
@@ -30,20 +43,20 @@ class Case:
 # One core trains the perceptron on the 60,000 images in a second, the small convolutional network
 # in half a minute, ResNet-20 in minutes: convolutions get the digits, some 1,400 images of 8 x 8.
 CASES = (
-    Case("linear", FASHION, (2000, 8000), 0.05, 20.0),
-    Case("mlp", FASHION, (2000, 8000), 0.05, 20.0),
-    Case("cnn", "digits", (128, 512), 0.05, 60.0),
-    Case("resnet20", "digits", (128, 512), 0.05, 20.0),
+    ModelCase("linear", FASHION, (2000, 8000), 0.05, 20.0),
+    ModelCase("mlp", FASHION, (2000, 8000), 0.05, 20.0),
+    ModelCase("cnn", "digits", (128, 512), 0.05, 60.0),
+    ModelCase("resnet20", "digits", (128, 512), 0.05, 20.0),
 )
 QUICK = (
-    Case("mlp", "digits", (128, 1024), 0.05, 5.0),
-    Case("cnn", "digits", (128, 1024), 0.05, 2.0),
+    ModelCase("mlp", "digits", (128, 1024), 0.05, 5.0),
+    ModelCase("cnn", "digits", (128, 1024), 0.05, 2.0),
 )
 
 
 @dataclass(frozen=True)
 class Models:
-    cases: tuple[Case, ...] = CASES
+    cases: tuple[ModelCase, ...] = CASES
     data_path: str | None = None
     methods: tuple[str, ...] = ("pmsgd", "dmsgd", "qg-dmsgd", "decentlam")
     nodes: int = 8
@@ -85,11 +98,11 @@ def run(setting: Models, tick: Tick = silent, directory: Path = Path()) -> list[
     return sweep(recipes, directory, tick)
 
 
-def make(setting: Models, case: Case, method: str, batch: int, seed: int) -> Recipe:
-    return Recipe(
+def make(setting: Models, case: ModelCase, method: str, batch: int, seed: int) -> Recipe:
+    return study_recipe(
+        setting,
         method=method,
         topology=setting.topology,
-        nodes=setting.nodes,
         model=case.model,
         data=case.data,
         data_path=None if case.data == "digits" else setting.data_path,
@@ -97,18 +110,12 @@ def make(setting: Models, case: Case, method: str, batch: int, seed: int) -> Rec
         batch=batch,
         epochs=case.epochs,
         lr=case.lr * batch / case.batches[-1],
-        momentum=setting.momentum,
-        stable="ignore",  # as printed, stable or not
-        batch_norm="estimate",
-        warmup_epochs=case.epochs / 10,
         seed=seed,
-        evaluate_every=case.epochs,
-        log_every=50,
     )
 
 
 def table(records: Sequence[Record]) -> list[Record]:
-    """Test accuracy in %; each model has a smaller and a larger batch."""
+    """Return test accuracies in %; each model has a smaller and a larger batch."""
     rows = []
     for model, data in _models(records):
         batches = sorted({r["batch"] for r in where(records, model=model)})
@@ -137,9 +144,7 @@ def notes(setting: Models, records: Sequence[Record]) -> list[str]:
         for case in setting.cases
     )
     return [
-        "Top-1 on the test set in %, mean ± standard deviation over seeds "
-        f"{', '.join(map(str, setting.seeds))}, of the mean of all nodes' models (averaged) and of "
-        f"their own ones in the mean (nodes); {setting.nodes} nodes, {setting.topology}, "
+        f"{accuracy_note(setting, '')}; {setting.nodes} nodes, {setting.topology}, "
         f"{setting.shards}, momentum {setting.momentum:g}; a tenth of the epochs is warm-up, then "
         f"the rate is constant, and follows the batch. {values}.",
         *_leads(setting, records),
@@ -164,13 +169,12 @@ def _leads(setting: Models, records: Sequence[Record]) -> list[str]:
     for case in setting.cases:
         for batch in case.batches:
             here = where(records, model=case.model, batch=batch)
-            both = [signed(leads(here, "decentlam", "dmsgd", s)) for s in (AVERAGED, NODES)]
-            parts.append(f"{case.model} at {batch:,} {both[0]} (averaged), {both[1]} (nodes)")
+            parts.append(f"{case.model} at {batch:,} {lead_text(here)}")
     return [f"DecentLaM's lead over DmSGD in points, seed by seed: {'; '.join(parts)}."]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """A panel per size of batch: every seed of every model."""
+    """Draw a panel per size of batch: every seed of every model."""
     sizes: dict[str, list[Record]] = {"smaller batch": [], "larger batch": []}
     for model, _ in _models(records):
         mine = where(records, model=model)
@@ -180,13 +184,5 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"models": dot_panels(sizes, "model")}
 
 
-STUDY = Study(
-    name="models",
-    summary="accuracy of PmSGD, DmSGD, QG-DmSGD and DecentLaM on several models (Table 4)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=figures,
-    resumable=True,
-)
+_SUMMARY = "accuracy of PmSGD, DmSGD, QG-DmSGD and DecentLaM on several models (Table 4)"
+STUDY = Study("models", _SUMMARY, recipe, run, table, notes, figures, resumable=True)

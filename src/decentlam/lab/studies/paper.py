@@ -76,5 +76,5 @@ DETECTION: dict[str, dict[str, dict[str, float]]] = {
 
 
 def line(values: dict[str, float] | None) -> str | None:
-    """The values of a row in one cell; the batches are in the column's head."""
+    """Return the values of a row in one cell; the batches are in the column's head."""
     return None if values is None else " / ".join(f"{value:g}" for value in values.values())

@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from decentlam import ALGORITHMS, simulate
-from decentlam.lab import plots
-from decentlam.lab.problems import LinearRegression, linear_regression
-from decentlam.lab.study import Record, Study, Tick, silent
+from decentlam.lab import plot_style
+from decentlam.lab.studies.study import Record, Study, Tick, silent
 from decentlam.lab.theory import fixed_point
+from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
 from decentlam.topology import Topology, resolve
 
 TARGET = 1e-4  # the relative error that "steps to" counts
+_ERROR = r"relative error: node mean of $\|x_i - x^*\|^2 \,/\, \|x^*\|^2$"
+_FLOOR = 1e-32  # below round-off; a logarithmic axis has no zero
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Regr
 
 
 def run(setting: Regression, tick: Tick = silent) -> list[Record]:
-    """A curve and a limit per method."""
+    """Return a curve and a limit per method."""
     problem = linear_regression(
         setting.nodes, setting.rows, setting.dim, setting.noise, setting.seed
     )
@@ -83,7 +87,7 @@ def trace(
     gradient: Any = None,
     **hyper: Any,
 ) -> tuple[list[float], Tensor]:
-    """The relative error before and after every step, steps + 1 numbers, and the last models."""
+    """Return the relative error before and after every step, and the last models."""
     errors = [problem.relative_error(problem.start)]
     x = simulate(
         method,
@@ -102,7 +106,7 @@ def trace(
 def closed_form_error(
     problem: LinearRegression, method: str, topology: Topology, lr: float, momentum: float
 ) -> float | None:
-    """The relative error of the method's fixed point; None where it has none."""
+    """Return the relative error of the method's fixed point; None where it has none."""
     if method == "pmsgd-lars" or not topology.static:
         return None
     q = problem.quadratic
@@ -111,7 +115,7 @@ def closed_form_error(
 
 
 def steps_to(errors: Sequence[float], target: float) -> int | None:
-    """The first step after which the error stays below `target`; errors[0] is the start."""
+    """Return the first step after which the error stays below `target`; errors[0] is the start."""
     above = [step for step, error in enumerate(errors) if not error < target]
     first = above[-1] + 1 if above else 0
     return first if first < len(errors) else None
@@ -142,12 +146,59 @@ def notes(setting: Regression, records: Sequence[Record]) -> list[str]:
     ]
 
 
-STUDY = Study(
-    name="regression",
-    summary="convergence and final bias of the ten methods on linear regression (Figures 2 and 3)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=plots.regression,
-)
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draw `methods`, all of them, and `figure3`, the paper's three with their closed forms."""
+    figure, panels = plot_style.axes(2, (10.4, 4.8))
+    for ax, title in zip(panels, ("The first 300 steps", "To the end"), strict=True):
+        _draw_curves(ax, records)
+        ax.set_title(title)
+    panels[0].set(xlim=(0, 300), ylim=(3e-9, 2))
+    panels[1].set_ylabel("")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+    figures = {"methods": figure}
+    paper = [r for r in records if r["method"] in ("dsgd", "dmsgd", "decentlam")]
+    if paper:
+        figures["figure3"] = convergence(paper, "DecentLaM: the speed of DmSGD, the bias of DSGD")
+        figures["figure3"].axes[0].set_xlim(0, 400)
+        _draw_limits(figures["figure3"].axes[0], paper)
+    return figures
+
+
+def convergence(records: Sequence[Record], title: str) -> Figure:
+    """Draw one curve per method: relative error against steps."""
+    figure, (ax,) = plot_style.axes(1, (6.4, 4.4))
+    _draw_curves(ax, records)
+    ax.set_title(title)
+    ax.legend(fontsize=9, frameon=False)
+    return figure
+
+
+def _draw_curves(ax: Axes, records: Sequence[Record]) -> None:
+    for method in dict.fromkeys(r["method"] for r in records):
+        curve = [r for r in records if r["kind"] == "curve" and r["method"] == method]
+        errors = [max(r["error"], _FLOOR) for r in curve]
+        steps = [r["step"] for r in curve]
+        ax.semilogy(steps, errors, label=plot_style.label(method), **plot_style.line(method))
+    ax.set(xlabel="step", ylabel=_ERROR, xlim=(0, None))
+
+
+def _draw_limits(ax: Axes, records: Sequence[Record]) -> None:
+    """Draw a dotted line and its value at every fixed point; equal ones share a text."""
+    limits = {r["method"]: r["closed_form"] for r in records if r["kind"] == "limit"}
+    for value in dict.fromkeys(f"{limit:.6g}" for limit in limits.values() if limit):
+        methods = [method for method, limit in limits.items() if limit and f"{limit:.6g}" == value]
+        ax.axhline(float(value), color=plot_style.color(methods[-1]), linewidth=1, linestyle=":")
+        ax.annotate(
+            f"closed form of {' and '.join(map(plot_style.label, methods))}: {float(value):.4g}",
+            (0.99, float(value)),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, -10),
+            textcoords="offset points",
+            horizontalalignment="right",
+            fontsize=8,
+        )
+
+
+_SUMMARY = "convergence and final bias of the ten methods on linear regression (Figures 2 and 3)"
+STUDY = Study("regression", _SUMMARY, recipe, run, table, notes, figures)

@@ -8,27 +8,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decentlam.analysis.cost.model import Exchange
-from decentlam.lab.emulation.contenders import RIVALS, choose, have_rivals
-from decentlam.lab.emulation.hosts import bits_per_second
-from decentlam.lab.emulation.results import left_out, limits, machine, summary
-from decentlam.lab.emulation.setting import Setting
-from decentlam.lab.emulation.timing import MeasurementError, measure
-from decentlam.lab.studies.runtime_plots import by_case, compute_of, figures, title_of
-from decentlam.lab.study import Record, Study, Tick, silent
-from decentlam.lab.sweep import words
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from decentlam.lab import plot_style
+from decentlam.lab.network.bandwidth import bits_per_second
+from decentlam.lab.network.contenders import LOCAL, available, choose, has_decent_dp
+from decentlam.lab.network.results import left_out, limits, machine, summary
+from decentlam.lab.network.timing import Benchmark, MeasurementError, measure
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.studies.sweep import words
 
 USUAL = (
-    "DDP, bucket views",
     "DDP, 1 MB buckets",
+    "DDP, bf16 hook",
     "raw exchange, 1 peer",
     "PmSGD",
     "DmSGD ring",
     "DecentLaM ring, overlap",
     "DecentLaM one-peer, no overlap",
     "DecentLaM one-peer, overlap",
-    "DecentLaM one-peer, into forward",
-    "DecentLaM sym. exponential, overlap",
+    "DecentLaM one-peer, overlap, float16",
     "AWC-DmSGD one-peer",
     "decent-dp ring (1 peer)",
 )
@@ -39,12 +41,15 @@ FEW = (
     "DecentLaM one-peer, overlap",
     "DecentLaM one-peer, no overlap",
 )
+# How a contender is drawn: the first name it starts with.
+_METHOD_OF = {"PmSGD": "pmsgd", "DmSGD": "dmsgd", "DecentLaM": "decentlam", "AWC": "awc-dmsgd"}
+_PARTS = {"compute": 0.3, "update": 0.55, "exposed": 1.0}  # the darkest is what the paper's is
 _START_SECONDS, _BUILD_SECONDS = 2.5, 0.4  # of a process, of a contender, with 2 cores
 _CPU_SECONDS_PER_BYTE = 1e-9  # of a core, to copy, update and compute; a guess
 
 
 @dataclass(frozen=True)
-class Case:
+class Cluster:
     """A panel of the figure: a cluster, and what it trains."""
 
     nodes: int
@@ -56,59 +61,61 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Runtime:
+class TimingStudy:
     """A longer sleep stands for a larger batch: the message stays the same."""
 
-    cases: tuple[Case, ...] = (
-        Case(4, "100Mbit", "sleep:300", parameters=1_000_000),
-        Case(4, "1Gbit", "sleep:300", parameters=10_000_000),
-        Case(4, None),
-        Case(8, "100Mbit", "sleep:300", parameters=1_000_000),
+    clusters: tuple[Cluster, ...] = (
+        Cluster(4, "100Mbit", "sleep:300", parameters=1_000_000),
+        Cluster(4, "1Gbit", "sleep:300", parameters=10_000_000),
+        Cluster(4, None),
+        Cluster(8, "100Mbit", "sleep:300", parameters=1_000_000),
     )
     only: tuple[str, ...] = USUAL  # contenders; none are all
     rounds: int = 3
     iterations: int = 4
     loopback: bool = False
     seed: int = 0
-    timeout_seconds: float = 3600.0  # of a case
+    timeout_seconds: float = 3600.0  # of a cluster
 
     @property
     def names(self) -> tuple[str, ...]:
         """The contenders that can be had here."""
-        return tuple(n for n in self.only if n not in RIVALS or have_rivals())
+        return tuple(name for name in self.only if name in available())
 
 
 def recipe(
     nodes: int | None = None, seed: int = 0, quick: bool = False, loopback: bool = False
-) -> Runtime:
-    """With `loopback` nothing limits the links, and cases that differ in nothing else are one."""
+) -> TimingStudy:
+    """Return the study's values; on `loopback` no link is limited, and equal clusters are one."""
     if nodes is not None and nodes < 2:
         raise ValueError(f"runtime needs 2 nodes or more, got {nodes}")
-    cases = Runtime.cases
+    clusters = TimingStudy.clusters
     if quick:
         small: dict[str, Any] = {"compute": "sleep:60", "parameters": 500_000}
-        cases = (Case(4, "100Mbit", **small), Case(4, "1Gbit", **small))
+        clusters = (Cluster(4, "100Mbit", **small), Cluster(4, "1Gbit", **small))
     changes: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
     if loopback:
         changes["bandwidth"] = None
-    cases = tuple(dict.fromkeys(Case(**asdict(case) | changes) for case in cases))
+    clusters = tuple(dict.fromkeys(Cluster(**asdict(cluster) | changes) for cluster in clusters))
     if quick:
-        return Runtime(cases, FEW, rounds=2, iterations=4, loopback=loopback, seed=seed)
-    return Runtime(cases, loopback=loopback, seed=seed)
+        return TimingStudy(clusters, FEW, rounds=2, iterations=4, loopback=loopback, seed=seed)
+    return TimingStudy(clusters, loopback=loopback, seed=seed)
 
 
-def run(setting: Runtime, tick: Tick = silent) -> list[Record]:
-    """A record per case, round and contender; a case that fails leaves its whole rounds."""
+def run(setting: TimingStudy, tick: Tick = silent) -> list[Record]:
+    """Return a record per cluster, round and contender; one that fails leaves its whole rounds."""
     records: list[Record] = []
-    tasks = [_task(setting, case) for case in setting.cases]
-    totals = [task.rounds * len(choose(task.only)) for task in tasks]
+    benchmarks = [_benchmark(setting, cluster) for cluster in setting.clusters]
+    totals = [benchmark.rounds * len(choose(benchmark.only)) for benchmark in benchmarks]
     total, done = sum(totals), 0
-    tick(0, total, f"{total} runs, about {words(sum(map(_expected, setting.cases, tasks)))}")
-    for number, (case, task) in enumerate(zip(setting.cases, tasks, strict=True)):
-        network = "loopback" if setting.loopback else case.bandwidth or "no limit"
-        about = {**asdict(case), "parameters": task.size, "network": network, "case": number}
+    seconds = sum(map(_expected, setting.clusters, benchmarks))
+    tick(0, total, f"{total} runs, about {words(seconds)}")
+    for number, (cluster, benchmark) in enumerate(zip(setting.clusters, benchmarks, strict=True)):
+        network = "loopback" if setting.loopback else cluster.bandwidth or "no limit"
+        about = asdict(cluster) | {"parameters": benchmark.size}
+        about |= {"network": network, "cluster": number}
 
-        def heard(record: Record, about: Record = about) -> None:
+        def on_record(record: Record, about: Record = about) -> None:
             nonlocal done
             done += 1
             tick(done, total, f"{title_of(about)}, {record['contender']}")
@@ -116,12 +123,12 @@ def run(setting: Runtime, tick: Tick = silent) -> list[Record]:
         tick(done, total, title_of(about))
         try:
             found = measure(
-                task,
-                case.nodes,
-                case.bandwidth,
+                benchmark,
+                cluster.nodes,
+                cluster.bandwidth,
                 setting.loopback,
                 setting.timeout_seconds,
-                heard,
+                on_record,
             )
         except MeasurementError as error:
             found = error.records
@@ -135,38 +142,38 @@ def run(setting: Runtime, tick: Tick = silent) -> list[Record]:
     return records
 
 
-def _task(setting: Runtime, case: Case) -> Setting:
-    return Setting(
-        model=case.model,
-        parameters=case.parameters,
-        compute=case.compute,
+def _benchmark(setting: TimingStudy, cluster: Cluster) -> Benchmark:
+    return Benchmark(
+        model=cluster.model,
+        parameters=cluster.parameters,
+        compute=cluster.compute,
         rounds=setting.rounds,
         iterations=setting.iterations,
-        straggler_ms=case.straggler_ms,
+        straggler_ms=cluster.straggler_ms,
         only=setting.names,
         seed=setting.seed,
     )
 
 
-def _expected(case: Case, task: Setting) -> float:
-    """Seconds that a case takes, by the bytes; what the CPU does is guessed from 2 cores."""
-    rate = bits_per_second(case.bandwidth) / 8 if case.bandwidth else math.inf
-    cpu = case.nodes * 4 * task.size / (os.cpu_count() or 1) * _CPU_SECONDS_PER_BYTE
-    seconds = _START_SECONDS * case.nodes
-    for contender in choose(task.only).values():
-        exchange = Exchange(contender.reach, case.nodes, contender.peers(case.nodes))
-        wire = exchange.bytes_sent(4 * task.size) / rate + task.straggler_ms / 1e3
-        iteration = (task.sleep_seconds or 2 * cpu) + cpu + wire
-        each = (contender.warm_up + task.iterations) * iteration + _BUILD_SECONDS
-        seconds += task.rounds * each
+def _expected(cluster: Cluster, benchmark: Benchmark) -> float:
+    """Return the seconds that a cluster takes, by the bytes and a guess from 2 cores."""
+    rate = bits_per_second(cluster.bandwidth) / 8 if cluster.bandwidth else math.inf
+    cpu = cluster.nodes * 4 * benchmark.size / (os.cpu_count() or 1) * _CPU_SECONDS_PER_BYTE
+    seconds = _START_SECONDS * cluster.nodes
+    for contender in choose(benchmark.only).values():
+        models = contender.traffic_on(cluster.nodes).models_sent(cluster.nodes)
+        wire = 4 * benchmark.size * models / rate
+        iteration = (benchmark.sleep_seconds or 2 * cpu) + cpu + wire + benchmark.straggler_ms / 1e3
+        each = (contender.warm_up + benchmark.iterations) * iteration + _BUILD_SECONDS
+        seconds += benchmark.rounds * each
     return seconds
 
 
 def table(records: Sequence[Record]) -> list[Record]:
     rows = []
-    for mine in by_case(records):
+    for mine in by_cluster(records):
         about = mine[0]
-        for row in summary(mine):
+        for row in _summary(mine):
             rows.append(
                 {
                     "nodes": about["nodes"],
@@ -186,7 +193,7 @@ def table(records: Sequence[Record]) -> list[Record]:
     return rows
 
 
-def notes(setting: Runtime, records: Sequence[Record]) -> list[str]:
+def notes(setting: TimingStudy, records: Sequence[Record]) -> list[str]:
     where = (
         "processes on the machine's loopback, where every byte copied takes time from compute"
         if setting.loopback
@@ -209,17 +216,82 @@ def notes(setting: Runtime, records: Sequence[Record]) -> list[str]:
         "on 8 nodes of 8 GPUs, 10 and 25 Gbit/s.",
         *dict.fromkeys(left_out(records)),
     ]
-    if not have_rivals():
+    if not has_decent_dp():
         found.append("decent-dp is not installed and left out.")
     return found
 
 
-STUDY = Study(
-    name="runtime",
-    summary="iteration time on emulated networks, against DDP in the same run (Figure 6)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=figures,
-)
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draw the paper's Figure 6: a panel per cluster, a bar per contender, darkest what is
+    exposed."""
+    clusters = by_cluster(records)
+    longest = max(len(_summary(mine)) for mine in clusters)
+    rows = -(-len(clusters) // 2)
+    figure, axes = plot_style.axes(len(clusters), (11.6, 0.9 + rows * (1.2 + 0.23 * longest)))
+    for ax, mine in zip(axes, clusters, strict=False):
+        _draw(ax, mine)
+    for ax in axes[len(clusters) :]:
+        ax.remove()
+    names = {"compute": "compute", "update": "update", "exposed": "exposed communication"}
+    handles = [Patch(color=_tint(plot_style.GREY, _PARTS[p]), label=names[p]) for p in names]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    return {"runtime": figure}
+
+
+def _draw(ax: Axes, records: Sequence[Record]) -> None:
+    rows = _summary(records)
+    limit = 1.16 * max(row["ms"] for row in rows)
+    for place, row in enumerate(reversed(rows)):
+        shade = _color(row["contender"])
+        start = 0.0
+        for part, strength in _PARTS.items():
+            width = row[f"{part}_ms"]
+            ax.barh(place, width, left=start, color=_tint(shade, strength), height=0.75)
+            start += width
+        text = "" if row["contender"] == LOCAL else f" {row['speed_up']:.2f}×"
+        ax.text(start, place, text, va="center", fontsize=7)
+    ax.set_yticks(range(len(rows)), [row["contender"] for row in reversed(rows)], fontsize=7)
+    ax.grid(visible=False, axis="y")
+    ax.set(xlabel="ms per iteration; speed-up over DDP", xlim=(0, limit))
+    ax.set_title(title_of(records[0]), fontsize=9)
+
+
+def _color(contender: str) -> str:
+    for start, method in _METHOD_OF.items():
+        if contender.startswith(start):
+            return plot_style.color(method)
+    return plot_style.GREY
+
+
+def _tint(color: str, strength: float) -> tuple[float, float, float]:
+    """Return the color mixed with white, so that the grid does not shine through."""
+    red, green, blue = (1 - strength * (1 - value) for value in to_rgb(color))
+    return red, green, blue
+
+
+def _summary(records: Sequence[Record]) -> list[Record]:
+    """Return the rows of one cluster."""
+    about = records[0]
+    return summary(records, about["nodes"], about["parameters"], about["bandwidth"])
+
+
+def by_cluster(records: Sequence[Record]) -> list[list[Record]]:
+    """Return the records of each cluster in which anything was timed."""
+    timed = dict.fromkeys(r["cluster"] for r in records if "left_out" not in r)
+    return [[r for r in records if r["cluster"] == k] for k in timed]
+
+
+def compute_of(about: Record) -> str:
+    late = about["straggler_ms"]
+    return about["compute"] + (f", one {late:g} ms late" if late else "")
+
+
+def title_of(about: Record) -> str:
+    return (
+        f"{about['nodes']} nodes, {about['network']}, {about['parameters'] / 1e6:.3g}M parameters, "
+        f"{compute_of(about)}"
+    )
+
+
+_SUMMARY = "iteration time on emulated networks, against DDP in the same run (Figure 6)"
+STUDY = Study("runtime", _SUMMARY, recipe, run, table, notes, figures)

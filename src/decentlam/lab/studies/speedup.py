@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from decentlam import Nodes
-from decentlam.lab import plots
-from decentlam.lab.study import Record, Study, Tick, fitted_slope, silent
+from decentlam.lab import plot_style
+from decentlam.lab.studies.study import Record, Study, Tick, fitted_slope, silent
 from decentlam.lab.theory import largest_momentum, lr_nonconvex, lr_strongly_convex
 from decentlam.topology import resolve
 
@@ -40,7 +41,7 @@ class Speedup:
 
 
 def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Speedup:
-    """Every power of two up to `nodes`."""
+    """Return the study's values, with every power of two up to `nodes`."""
     largest = 32 if nodes is None else nodes
     if largest < 2:
         raise ValueError(f"speedup compares 1, 2, 4, ... nodes up to the given {largest}; try 32")
@@ -61,7 +62,7 @@ class Diagonal:
 
 
 def diagonal(setting: Speedup, n: int) -> Diagonal:
-    """Curvatures from 1 to 2, up to a quarter more or less on a node; |pull_i|^2 averages b^2.
+    """Return curvatures from 1 to 2, a quarter more or less on a node; |pull_i|^2 averages b^2.
 
     Nodes i and i + n/2 deviate in opposite directions: their average has the same curvature for
     every n, and x* is its optimum.
@@ -94,7 +95,7 @@ def run(setting: Speedup, tick: Tick = silent) -> list[Record]:
 
 
 def measure(setting: Speedup, corollary: str, n: int) -> list[Record]:
-    """All methods side by side on the same noise, with the corollary's learning rate."""
+    """Run all methods side by side on the same noise, with the corollary's learning rate."""
     problem = diagonal(setting, n)
     T, beta = setting.steps, setting.momentum
     if corollary == "corollary 1":
@@ -170,12 +171,37 @@ def notes(setting: Speedup, records: Sequence[Record]) -> list[str]:
     ]
 
 
-STUDY = Study(
-    name="speedup",
-    summary="how the error at a fixed number of steps falls with the number of nodes",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=plots.speedup,
-)
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draw a panel per corollary: the error against n, mean and spread over runs, and the bound."""
+    corollaries = list(dict.fromkeys(r["corollary"] for r in records))
+    figure, panels = plot_style.axes(len(corollaries), (9.6, 4.2))
+    for ax, corollary in zip(panels, corollaries, strict=True):
+        here = [r for r in records if r["corollary"] == corollary]
+        methods = list(dict.fromkeys(r["method"] for r in here))
+        for place, method in enumerate(methods):
+            mine = [r for r in here if r["method"] == method]
+            shift = 1.05 ** (place - (len(methods) - 1) / 2)  # side by side, not on one another
+            n = [r["nodes"] * shift for r in mine]
+            means, spread = ([f(r["errors"]) for r in mine] for f in (np.mean, np.std))
+            ax.plot(n, means, **plot_style.line(method))
+            ax.errorbar(
+                n,
+                means,
+                spread,
+                capsize=2,
+                label=plot_style.label(method),
+                **plot_style.points(method),
+            )
+        counts = sorted({r["nodes"] for r in here})
+        slope, first = here[0]["bound_slope"], float(np.mean(here[0]["errors"]))
+        bound = [first * (n / counts[0]) ** slope for n in counts]
+        ax.plot(counts, bound, color=plot_style.GREY, label=f"slope {slope:g}", **plot_style.GUIDE)
+        ax.set(xscale="log", yscale="log", xlabel="nodes", ylabel=here[0]["criterion"])
+        ax.set_title(f"{corollary.capitalize()}: error of the nodes' average")
+        plot_style.plain_ticks(ax, counts)
+        ax.legend(fontsize=9, frameon=False)
+    return {"speedup": figure}
+
+
+_SUMMARY = "how the error at a fixed number of steps falls with the number of nodes"
+STUDY = Study("speedup", _SUMMARY, recipe, run, table, notes, figures)

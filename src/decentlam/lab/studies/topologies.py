@@ -10,12 +10,24 @@ from matplotlib.figure import Figure
 
 from decentlam.algorithms import make as make_algorithm
 from decentlam.analysis.stability import growth_rate
-from decentlam.lab.accuracy import AVERAGED, NODES, cell, leads, signed, where
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import FASHION, check_data, dot_panels, fitting, seeds_from
-from decentlam.lab.study import Record, Study, Tick, silent
-from decentlam.lab.sweep import sweep
+from decentlam.lab.studies.common import (
+    FASHION,
+    NODES,
+    accuracy_note,
+    cell,
+    check_data,
+    dot_panels,
+    fitting,
+    lead_text,
+    leads,
+    seeds_from,
+    study_recipe,
+    where,
+)
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.studies.sweep import sweep
 from decentlam.topology import resolve
 
 STEADY = "decentlam-steady"
@@ -55,7 +67,7 @@ def recipe(
 
 
 def run(setting: Topologies, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
-    """A record per run, with the growth that `decentlam.growth` predicts for the disagreement."""
+    """Return a record per run, with the growth of disagreement that `decentlam.growth` predicts."""
     check_data(setting.data, setting.data_path)
     pairs = [("pmsgd", setting.topologies[0])]
     for topology in setting.topologies:
@@ -79,10 +91,10 @@ def run(setting: Topologies, tick: Tick = silent, directory: Path = Path()) -> l
 
 
 def make(setting: Topologies, method: str, topology: str, batch: int, seed: int) -> Recipe:
-    return Recipe(
+    return study_recipe(
+        setting,
         method=method,
         topology=topology,
-        nodes=setting.nodes,
         model=setting.model,
         data=setting.data,
         data_path=setting.data_path,
@@ -90,13 +102,7 @@ def make(setting: Topologies, method: str, topology: str, batch: int, seed: int)
         batch=batch,
         epochs=setting.epochs,
         lr=setting.lr * batch / setting.batches[-1],
-        momentum=setting.momentum,
-        stable="ignore",  # as printed, stable or not
-        batch_norm="estimate",
-        warmup_epochs=setting.epochs / 10,
         seed=seed,
-        evaluate_every=setting.epochs,
-        log_every=50,
     )
 
 
@@ -108,7 +114,7 @@ def _growth(setting: Topologies, method: str, topology: str) -> float | None:
 
 
 def table(records: Sequence[Record]) -> list[Record]:
-    """Test accuracy in %, of the averaged model and of the nodes' own ones."""
+    """Return test accuracies in %, of the averaged model and of the nodes' own ones."""
     batches = sorted({r["batch"] for r in records})
     rows = []
     for topology, method in dict.fromkeys((r["topology"], r["method"]) for r in records):
@@ -130,9 +136,7 @@ def notes(setting: Topologies, records: Sequence[Record]) -> list[str]:
         f"{setting.lr * b / setting.batches[-1]:g} at batch {b:,}" for b in setting.batches
     )
     return [
-        f"Top-1 on the test set of {setting.data} in %, mean ± standard deviation over seeds "
-        f"{', '.join(map(str, setting.seeds))}, of the mean of all nodes' models (averaged) and of "
-        f"their own ones in the mean (nodes); {setting.model}, {setting.nodes} nodes, "
+        f"{accuracy_note(setting, f' of {setting.data}')}; {setting.model}, {setting.nodes} nodes, "
         f"{setting.shards}, momentum {setting.momentum:g}, {setting.epochs:g} epochs of which a "
         f"tenth is warm-up, then a constant lr: {rates}; the same for every method.",
         "Disagreement per step is what one step multiplies the disagreement of the nodes by in the "
@@ -162,35 +166,24 @@ def _unstable(setting: Topologies, records: Sequence[Record]) -> list[str]:
 
 
 def _leads(setting: Topologies, records: Sequence[Record]) -> list[str]:
-    """Seed by seed, against DmSGD on the same topology."""
+    """Return the leads over DmSGD on the same topology, seed by seed."""
     parts = []
     for topology in setting.topologies:
         for ours in ("decentlam", STEADY):
             here = where(records, topology=topology, batch=setting.batches[-1])
-            both = [leads(here, ours, "dmsgd", score) for score in (AVERAGED, NODES)]
-            if both[0]:
-                parts.append(
-                    f"{ours} on {topology} {signed(both[0])} (averaged), {signed(both[1])} (nodes)"
-                )
+            if leads(here, ours, "dmsgd"):
+                parts.append(f"{ours} on {topology} {lead_text(here, ours)}")
     if not parts:
         return []
     return [f"Lead over dmsgd at batch {setting.batches[-1]:,} in points: {'; '.join(parts)}."]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """A panel per batch: every seed on every topology."""
+    """Draw a panel per batch: every seed on every topology."""
     batches = sorted({r["batch"] for r in records})
     titles = {f"batch {batch:,}": where(records, batch=batch) for batch in batches}
     return {"topologies": dot_panels(titles, "topology")}
 
 
-STUDY = Study(
-    name="topologies",
-    summary="accuracy on ring, mesh, exponential and random-match graphs (Table 5)",
-    recipe=recipe,
-    run=run,
-    table=table,
-    notes=notes,
-    figures=figures,
-    resumable=True,
-)
+_SUMMARY = "accuracy on ring, mesh, exponential and random-match graphs (Table 5)"
+STUDY = Study("topologies", _SUMMARY, recipe, run, table, notes, figures, resumable=True)

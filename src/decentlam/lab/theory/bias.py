@@ -30,7 +30,7 @@ class StochasticBias:
 
 
 def inconsistency_bias(method: str, lr: float, beta: float, rho: float, b2: float) -> float:
-    """The order of (1/n) sum |x_i - x*|^2 in the limit of full gradients, constant 1.
+    """Return the order of (1/n) sum |x_i - x*|^2 in the limit of full gradients, constant 1.
 
         lr^2 b2 / (1-rho)^2                  dsgd (38), decentlam (18), qg-dmsgd
         lr^2 b2 / ((1-beta)^2 (1-rho)^2)     dmsgd (7), da-dmsgd, awc-dmsgd (Table 2)
@@ -49,7 +49,7 @@ def inconsistency_bias(method: str, lr: float, beta: float, rho: float, b2: floa
 
 
 def momentum_power(method: str) -> int:
-    """The power of 1/(1-beta) in the method's inconsistency bias."""
+    """Return the power of 1/(1-beta) in the method's inconsistency bias."""
     if method not in _MOMENTUM_POWER:
         raise ValueError(
             f"the paper gives no order for the inconsistency bias of {method!r}; it does for "
@@ -61,7 +61,7 @@ def momentum_power(method: str) -> int:
 def inconsistency_bound(
     method: str, lr: float, beta: float, rho: float, b2: float, L: float, mu: float
 ) -> float:
-    """An upper bound of (1/n) sum |x_i - x*|^2 with its constants, from Proposition 2's proof.
+    """Return an upper bound of (1/n) sum |x_i - x*|^2, constants as in Proposition 2's proof.
 
         ((1 + 2 L/mu) 2 lr b / ((1-beta)(1-rho)))^2    if lr <= mu (1-beta)(1-rho) / (6 L^2)
 
@@ -85,7 +85,7 @@ def inconsistency_bound(
 def stochastic_bias(
     method: str, lr: float, beta: float, rho: float, sigma2: float, n: int
 ) -> StochasticBias:
-    """The orders of the stochastic bias, constants 1: (38) for dsgd, (19) and (20) for decentlam.
+    """Return the orders of the stochastic bias: (38) for dsgd, (19) and (20) for decentlam.
 
     lr sigma2 / (n (1-beta))  +  lr^2 sigma2 / (1-rho)        beta = 0 for dsgd
     """

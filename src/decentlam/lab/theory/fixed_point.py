@@ -13,7 +13,7 @@ with its own C, a function of W and beta:
     awc-dmsgd                    I / (1-beta)            heavy_ball form: I
     d2-dmsgd, gt-dmsgd, pmsgd    0, so that x_i = x*
 
-SlowMo has no such equation: its models keep moving inside a window of tau steps; see `slowmo`.
+SlowMo has no such equation: its models keep moving inside a window of tau steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from decentlam.lab.theory.quadratic import Quadratic
-from decentlam.lab.theory.slowmo import window_offset
 from decentlam.topology import Topology
 
 _METHODS = (
@@ -55,7 +54,7 @@ def fixed_point(
     base: str = "dmsgd",
     inner_momentum: str = "keep",
 ) -> Tensor:
-    """The models (n, d), float64, at which the method stops; grad f_i(x) = hessians_i x - linear_i.
+    """Return the models (n, d) where the method stops; grad f_i(x) = hessians_i x - linear_i.
 
     The keyword arguments are those of awc-dmsgd and slowmo. slowmo's models are those right after
     an exact average. Whether the method gets there is another matter: too large an lr diverges.
@@ -72,7 +71,7 @@ def fixed_point(
     if not 0 <= lr < math.inf or not 0 <= beta < 1:
         raise ValueError(f"lr must be 0 or more and beta in [0, 1), got lr = {lr}, beta = {beta}")
     if method == "slowmo":
-        return quadratic.x_star + window_offset(quadratic, W, lr, beta, tau, base, inner_momentum)
+        return quadratic.x_star + _slowmo_offset(quadratic, W, lr, beta, tau, base, inner_momentum)
     C = _coupling(method, W, beta, heavy_ball)
     return quadratic.x_star + lr * _scaled_offset(quadratic, W, C, lr)
 
@@ -80,7 +79,7 @@ def fixed_point(
 def leading_bias(
     method: str, topology: Topology, hessians: Tensor, linear: Tensor, beta: float = 0.9
 ) -> float:
-    """The constant of (1/n) sum |x_i - x*|^2 = constant * lr^2 + O(lr^3), exact for quadratics."""
+    """Return c of (1/n) sum |x_i - x*|^2 = c lr^2 + O(lr^3), exact for quadratics."""
     if method == "slowmo":
         raise ValueError("slowmo's bias has no expansion in lr here; try fixed_point at that lr")
     quadratic = Quadratic(hessians, linear)
@@ -90,7 +89,7 @@ def leading_bias(
 
 
 def _coupling(method: str, W: Tensor, beta: float, heavy_ball: bool = False) -> Tensor:
-    """C of the method, (n, n); see the head of this file."""
+    """Return C of the method, (n, n); see the head of this file."""
     eye = torch.eye(len(W), dtype=W.dtype)
     if method in ("dsgd", "qg-dmsgd", "decentlam", "decentlam-steady"):
         return W
@@ -104,7 +103,7 @@ def _coupling(method: str, W: Tensor, beta: float, heavy_ball: bool = False) -> 
 
 
 def _scaled_offset(quadratic: Quadratic, W: Tensor, C: Tensor, lr: float) -> Tensor:
-    """y = (x - x*) / lr, (n, d), to full accuracy at every lr, also 0.
+    """Return y = (x - x*) / lr, (n, d), to full accuracy at every lr, also 0.
 
     With g = grad f(x*) the system reads ((I-W) + lr C H) y = -C g. W and C are doubly stochastic
     up to a factor c, so its average over nodes, J times it, is lr c J H y = 0: nearly singular for
@@ -121,10 +120,58 @@ def _scaled_offset(quadratic: Quadratic, W: Tensor, C: Tensor, lr: float) -> Ten
     return y.reshape(n, d)
 
 
+def _slowmo_offset(
+    quadratic: Quadratic,
+    W: Tensor,
+    lr: float,
+    beta: float,
+    tau: int = 48,
+    base: str = "dmsgd",
+    inner_momentum: str = "keep",
+) -> Tensor:
+    """Return x - x*, (n, d), right after an exact average.
+
+    One inner step is affine in s = (x - x*, m): m+ = beta m + H (x - x*) + g, x+ = V (x - lr m+)
+    with V the mixing and g = grad f(x*). tau - 1 of them, then one with the exact average in place
+    of V, map a window's start to its end; the slow momentum rests when both are equal. So the
+    fixed point does not depend on slow_beta and alpha.
+    """
+    eye = torch.eye(len(W), dtype=W.dtype)
+    J = torch.full_like(W, 1.0 / len(W))
+    mixing = {"dmsgd": W, "local": eye}
+    momentum_at_end = {"keep": eye, "reset": torch.zeros_like(W), "average": J}
+    if base not in mixing or inner_momentum not in momentum_at_end or tau < 1:
+        raise ValueError(
+            "slowmo takes base dmsgd or local, inner_momentum keep, reset or average, and tau of 1 "
+            f"or more; got {base!r}, {inner_momentum!r} and {tau!r}"
+        )
+    inner = _affine_step(quadratic, mixing[base], eye, lr, beta)
+    last = _affine_step(quadratic, J, momentum_at_end[inner_momentum], lr, beta)
+    window = last @ torch.linalg.matrix_power(inner, tau - 1)
+    size = len(window) - 1
+    rest = torch.eye(size, dtype=W.dtype) - window[:size, :size]
+    s = torch.linalg.solve(rest, window[:size, size])
+    return s[: size // 2].reshape_as(quadratic.linear)
+
+
+def _affine_step(quadratic: Quadratic, V: Tensor, U: Tensor, lr: float, beta: float) -> Tensor:
+    """Return (x, m, 1) -> (V (x - lr m+), U m+, 1), m+ = beta m + H x + g, as one matrix."""
+    n, d = quadratic.linear.shape
+    eye = torch.eye(d, dtype=V.dtype)
+    V, U = torch.kron(V, eye), torch.kron(U, eye)
+    H = torch.block_diag(*quadratic.hessians)
+    g = quadratic.pull.reshape(-1, 1)
+    x_row = torch.cat([V - lr * V @ H, -lr * beta * V, -lr * V @ g], 1)
+    m_row = torch.cat([U @ H, beta * U, U @ g], 1)
+    one = torch.zeros(1, 2 * n * d + 1, dtype=V.dtype)
+    one[0, -1] = 1.0
+    return torch.cat([x_row, m_row, one])
+
+
 def _static_weights(
     method: str, topology: Topology, quadratic: Quadratic, heavy_ball: bool = False
 ) -> Tensor:
-    """W, after refusing what has no fixed point."""
+    """Return W; refuse what has no fixed point."""
     if method == "pmsgd-lars":
         raise ValueError(
             "pmsgd-lars has no fixed point: LARS makes every step lr * trust * |x| long, however "

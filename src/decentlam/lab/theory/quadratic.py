@@ -36,7 +36,7 @@ class Quadratic:
         return len(self.linear)
 
     def gradient(self, x: Tensor) -> Tensor:
-        """grad f_i at row i of x, (n, d)."""
+        """Return grad f_i at row i of x, (n, d)."""
         return torch.bmm(self.hessians, x.unsqueeze(2)).squeeze(2).sub_(self.linear)
 
     @cached_property

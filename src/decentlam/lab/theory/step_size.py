@@ -33,7 +33,7 @@ class StepSize:
 def step_size_nonconvex(
     L: float, beta: float, rho: float, positive_definite: bool | None = None
 ) -> StepSize:
-    """Theorem 1 (non-convex): the largest lr for which DecentLaM is shown to converge as (19).
+    """Return Theorem 1's (non-convex) largest lr for which DecentLaM converges as (19).
 
     L is the smoothness of every f_i. rho and positive_definite are the topology's.
 
@@ -55,7 +55,7 @@ def step_size_nonconvex(
 def step_size_strongly_convex(
     L: float, mu: float, beta: float, rho: float, positive_definite: bool | None = None
 ) -> StepSize:
-    """Theorem 2 (strongly convex): the largest lr for which DecentLaM converges as (20).
+    """Return Theorem 2's (strongly convex) largest lr for which DecentLaM converges as (20).
 
     The third term is printed in the main text without L, (1-rho) / sqrt(1728 (kappa+1)). The proof
     needs 4 L (kappa+1) 216 L lr^2 / (1-rho)^2 <= 1/2, and lr must scale as 1/L, so the proof's
@@ -75,7 +75,7 @@ def step_size_strongly_convex(
 
 
 def largest_momentum(rho: float) -> float:
-    """The largest beta with beta + 16 beta^2 / ((1-beta)(1-rho)^2) <= (3+rho)/4.
+    """Return the largest beta with beta + 16 beta^2 / ((1-beta)(1-rho)^2) <= (3+rho)/4.
 
     Both theorems ask for this. It is small: the paper calls it an aid to the analysis that its
     experiments, with beta = 0.9, do not respect.
@@ -90,15 +90,15 @@ def largest_momentum(rho: float) -> float:
 
 
 def lr_nonconvex(n: int, steps: int, sigma: float, beta: float) -> float:
-    """Corollary 1's lr = (1-beta) sqrt(n) / (sigma sqrt(steps+1)), for the rate 1/sqrt(n steps)."""
+    """Return Corollary 1's lr = (1-beta) sqrt(n) / (sigma sqrt(steps+1)): rate 1/sqrt(n steps)."""
     _check(beta=beta, n=n, steps=steps, sigma=sigma)
     return (1 - beta) * math.sqrt(n / (steps + 1)) / sigma
 
 
 def lr_strongly_convex(n: int, steps: int, L: float, mu: float, beta: float) -> float:
-    """Corollary 2's lr = 2 (1-beta)(L+mu) ln(n steps^2) / (L mu steps): rate 1/(n steps).
+    """Return Corollary 2's lr = 2 (1-beta)(L+mu) ln(n steps^2) / (L mu steps).
 
-    The rate hides the logarithm.
+    The rate is 1/(n steps), up to the logarithm.
     """
     _check(beta=beta, n=n, steps=steps, L=L, mu=mu)
     return 2 * (1 - beta) * (L + mu) * math.log(n * steps**2) / (L * mu * steps)
@@ -118,7 +118,7 @@ def _smallest(
 
 
 def _ratio(above: float, below: float) -> float:
-    """A term that vanishes from the minimum, as infinity, when beta or rho is 0."""
+    """Return the ratio, or infinity when beta or rho is 0: the term vanishes from the minimum."""
     return above / below if below else math.inf
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from decentlam.lab.train.here import Summary as Summary
+from decentlam.lab.train.run import Summary as Summary
 from decentlam.lab.train.run import train as train
 from decentlam.lab.train.stop import Stop as Stop

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from decentlam.lab.values import Record
+
 _LINE_SECONDS = 30.0
-
-Record = dict[str, Any]
-
-
-class Display(Protocol):
-    """Is shown every record; `close` leaves the terminal as it was."""
-
-    def show(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Silent:
-    def show(self, record: Record) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Lines:
@@ -51,7 +34,7 @@ class Lines:
         pass
 
 
-class Moving:
+class Bar:
     """A progress bar with the latest numbers below it."""
 
     def __init__(self, title: str, steps: int, done: int) -> None:
@@ -81,7 +64,7 @@ class Moving:
 
 
 def words(latest: Record) -> str:
-    """The latest numbers of either kind of record in a line."""
+    """Return the latest numbers of either kind of record in a line."""
     parts = []
     if "epoch" in latest:
         parts.append(f"epoch {latest['epoch']:.4g}")
@@ -105,7 +88,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def choose(quiet: bool, title: str, steps: int, done: int) -> Display:
+def choose(quiet: bool, title: str, steps: int, done: int) -> Lines | Bar | None:
     if quiet:
-        return Silent()
-    return (Moving if Console(stderr=True).is_terminal else Lines)(title, steps, done)
+        return None
+    return (Bar if Console(stderr=True).is_terminal else Lines)(title, steps, done)

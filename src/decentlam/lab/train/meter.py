@@ -33,7 +33,7 @@ class Meter:
             self._sums[name] += value
 
     def take(self, mean: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
-        """Per step and node, and starts anew; `mean` is over the processes."""
+        """Return the means per step and node, and start anew; `mean` is over the processes."""
         values = mean([self._sums[name] / self.steps for name in FIELDS])
         self.steps, self._sums = 0, dict.fromkeys(FIELDS, 0.0)
         found = dict(zip(FIELDS, values, strict=True))

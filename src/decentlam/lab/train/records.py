@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from decentlam.algorithms import always_everyone
+from decentlam.checkpoint.directory import find
 from decentlam.lab import recipes
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.engine import Engine, traffic
-from decentlam.lab.values import parse_json
+from decentlam.lab.train import display
+from decentlam.lab.train.engines import Engine, models_sent
+from decentlam.lab.values import Record, parse_json, plain
 from decentlam.lab.versions import versions
-
-Record = dict[str, Any]
 
 # The numbers of an evaluation that summaries show.
 SCORES = {
@@ -33,11 +35,25 @@ SCORES = {
 RUN, RECORDS, CHECKPOINT, TENSORBOARD = "run.json", "records.jsonl", "checkpoint", "tensorboard"
 
 
-@contextmanager
-def claimed(directory: Path, recipe: Recipe, simulated: bool, resume: bool) -> Iterator[None]:
-    """Checks the directory and keeps other runs out of it; a lock ends with its process."""
-    if resume:
-        check(directory, recipe, simulated, resume)  # before a directory is made
+@dataclass(frozen=True)
+class RunOptions:
+    """What `train` was asked for."""
+
+    recipe: Recipe
+    directory: Path
+    simulate: bool = False
+    resume: bool = False
+    elastic: bool = False
+    workers: int = 0
+    quiet: bool = True
+
+
+@contextlib.contextmanager
+def claimed(options: RunOptions) -> Iterator[None]:
+    """Check the directory and keep other runs out of it; a lock ends with its process."""
+    directory = options.directory
+    if options.resume:
+        check(options)  # before a directory is made
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -48,11 +64,11 @@ def claimed(directory: Path, recipe: Recipe, simulated: bool, resume: bool) -> I
     try:
         with open(lock, "a", encoding="utf-8") as file:
             _lock(file, directory)
-            check(directory, recipe, simulated, resume)
+            check(options)
             yield
     finally:
         if not (directory / RUN).exists():  # it came to nothing
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 lock.unlink()
                 directory.rmdir()
 
@@ -74,10 +90,13 @@ def _lock(file: IO[str], directory: Path) -> None:
 
 
 def read_recipe(directory: Path) -> tuple[Recipe, bool]:
-    """The recipe of the run that was started there, and whether its nodes were simulated."""
+    """Return the recipe of the run that was started there, and whether its nodes were simulated."""
     file = directory / RUN
     if not file.is_file():
-        raise ValueError(f"there is no run to resume in {directory}: it has no {RUN}")
+        raise ValueError(
+            f"there is no run to resume in {directory}: it has no {RUN}. To start one, leave out "
+            "--resume"
+        )
     try:
         info = parse_json(file.read_bytes())
         recipe, simulated = recipes.from_json(info["recipe"]), info["simulated"]
@@ -89,44 +108,51 @@ def read_recipe(directory: Path) -> tuple[Recipe, bool]:
     return recipe, bool(simulated)
 
 
-def check(directory: Path, recipe: Recipe, simulated: bool, resume: bool) -> None:
-    """Refuses to write over another run, or to resume one with another recipe."""
-    if not resume:
+def check(options: RunOptions) -> None:
+    """Refuse to write over another run, to resume one with another recipe, or from nothing."""
+    directory = options.directory
+    saved = find(directory / CHECKPOINT) is not None
+    if not options.resume:
         if (directory / RUN).exists() or (directory / RECORDS).exists():
+            how = "continue it with --resume" if saved else "it left no checkpoint, so delete it"
             raise ValueError(
-                f"{directory} holds a run already; continue it with --resume, or choose another "
-                "directory with --out"
+                f"{directory} holds a run already; {how}, or choose another directory with --out"
             )
         return
     before, was_simulated = read_recipe(directory)
-    here, there = recipe.as_json(), before.as_json()
+    here, there = options.recipe.as_json(), before.as_json()
     differences = [f"{k} was {there[k]!r}, is {here[k]!r}" for k in here if here[k] != there[k]]
-    if was_simulated != simulated:
+    if was_simulated != options.simulate:
         differences.append(f"it was {'' if was_simulated else 'not '}simulated")
     if differences:
         raise ValueError(
             f"the run in {directory} is another one: {'; '.join(differences)}. Resume it with "
             "--resume and --out alone, or start a new one elsewhere"
         )
+    if not saved:
+        raise ValueError(
+            f"the run in {directory} left no checkpoint to resume from. To start anew, leave out "
+            "--resume and choose another directory with --out, or delete this one"
+        )
 
 
 def describe(
-    recipe: Recipe, engine: Engine, simulated: bool, steps_per_epoch: int, directory: Path
+    options: RunOptions, parameters: int, steps_per_epoch: int, notes: list[str]
 ) -> Record:
-    """What run.json says."""
-    double = recipe.precision == "float64"
+    """Return what run.json says."""
+    recipe = options.recipe
+    chosen = [f"--{name}" for name in ("simulate", "elastic") if getattr(options, name)]
     return {
         "recipe": recipe.as_json(),
         "versions": versions(),
-        "command": recipes.command(
-            recipe, *(["--simulate"] if simulated else []), "--out", str(directory)
-        ),
-        "simulated": simulated,
+        "command": recipes.command(recipe, *chosen, "--out", str(options.directory)),
+        "simulated": options.simulate,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "parameters": engine.parameters,
+        "parameters": parameters,
         "steps": recipe.steps(steps_per_epoch),
         "steps_per_epoch": steps_per_epoch,
-        **traffic(recipe, engine.parameters, 8 if double else 4),
+        **_traffic(recipe, parameters),
+        "notes": notes,
         "machine": {
             "system": platform.system(),
             "processor": platform.machine(),
@@ -137,28 +163,77 @@ def describe(
     }
 
 
-class Records:
-    """Writes one run's records; what a resumed run will write again is cut off first."""
+def _traffic(recipe: Recipe, parameters: int) -> Record:
+    """Return what run.json says about messages."""
+    algorithm, network, _ = recipe.chosen()
+    steps = range(16 if network.period is None else network.period)
+    sent = sum(models_sent(algorithm, network, step) for step in steps) / len(steps)
+    bytes_each = 8 if recipe.precision == "float64" else 4
+    return {
+        "message_bytes": algorithm.payloads(0) * parameters * bytes_each,
+        "peers": sent / algorithm.payloads(0),
+        "rho": None if always_everyone(algorithm) else network.rho,
+    }
 
-    def __init__(self, directory: Path, info: Record, step: int) -> None:
+
+class RunWriter:
+    """Writes a run's records and shows them, in the process that writes.
+
+    In an elastic run that may be another process after a while: it takes over with its first
+    record. Records that a resumed run will write again are cut off first.
+    """
+
+    def __init__(
+        self, options: RunOptions, engine: Engine, steps_per_epoch: int, notes: list[str]
+    ) -> None:
+        self._options, self._engine, self._notes = options, engine, notes
+        self.directory, self.steps_per_epoch = options.directory, steps_per_epoch
+        self.steps = options.recipe.steps(steps_per_epoch)
+        self.last_evaluation: Record | None = None
+        self._open: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> RunWriter:
+        if self._engine.writes:
+            self._begin(self._engine.step)
+        return self
+
+    def _begin(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed here
 
-        from decentlam.lab.study import plain
-
-        self._plain = plain
-        directory.mkdir(parents=True, exist_ok=True)
-        if step == 0:
-            _replace(directory / RUN, json.dumps(plain(info), indent=2) + "\n")
-        kept = [r for r in read(directory) if r["kind"] != "end" and r["step"] <= step]
-        _replace(directory / RECORDS, "".join(json.dumps(record) + "\n" for record in kept))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if step == 0 or not (self.directory / RUN).exists():
+            size = self._engine.parameters
+            info = describe(self._options, size, self.steps_per_epoch, self._notes)
+            _replace(self.directory / RUN, json.dumps(plain(info), indent=2) + "\n")
+        kept = [r for r in read(self.directory) if r["kind"] != "end" and r["step"] <= step]
+        _replace(self.directory / RECORDS, "".join(json.dumps(record) + "\n" for record in kept))
         self.last_evaluation = next((r for r in reversed(kept) if r["kind"] == "evaluation"), None)
-        self._file = open(directory / RECORDS, "a", encoding="utf-8")  # noqa: SIM115
-        self._board = SummaryWriter(
-            str(directory / TENSORBOARD), purge_step=step + 1 if step else None, flush_secs=10
+        self._open = contextlib.ExitStack()
+        self._file = self._open.enter_context(
+            (self.directory / RECORDS).open("a", encoding="utf-8")
         )
+        self._board = self._open.enter_context(
+            SummaryWriter(
+                str(self.directory / TENSORBOARD),
+                purge_step=step + 1 if step else None,
+                flush_secs=10,
+            )
+        )
+        recipe, quiet = self._options.recipe, self._options.quiet
+        title = f"{recipe.method} on {recipe.data}"
+        self._display = display.choose(quiet, title, self.steps, step)
+        if self._display is not None:
+            self._open.callback(self._display.close)
 
-    def write(self, kind: str, step: int, **values: Any) -> Record:
-        record: Record = self._plain({"kind": kind, "step": step, **values})
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Add a record; does nothing where another process writes."""
+        if not self._engine.writes:
+            return self.__exit__()
+        if self._open is None:
+            self._begin(step - 1)
+        if kind != "end":
+            values = {"epoch": step / self.steps_per_epoch, **values}
+        record: Record = plain({"kind": kind, "step": step, **values})
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
         for name, value in record.items():
@@ -166,26 +241,21 @@ class Records:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
         if kind == "evaluation":
             self.last_evaluation = record
-        return record
+        if self._display is not None:
+            self._display.show(record)
 
-    def close(self) -> None:
-        self._file.close()
-        self._board.close()
+    def __exit__(self, *error: object) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
 
 def read(directory: Path) -> list[Record]:
-    """The records, without a last line that was cut short."""
+    """Return the records, without a last line that was cut short."""
     if not (directory / RECORDS).exists():
         return []
     lines = (directory / RECORDS).read_text(encoding="utf-8").split("\n")
     return [parse_json(line) for line in lines[:-1] if line]
-
-
-def finish(directory: Path, status: str, step: int, seconds: float) -> None:
-    """Adds the last record of a run whose writer cannot do so any more."""
-    record = {"kind": "end", "step": step, "status": status, "seconds": seconds}
-    lines = [json.dumps(record) for record in (*read(directory), record)]
-    _replace(directory / RECORDS, "".join(f"{line}\n" for line in lines))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
+import logging
 import signal
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from decentlam.checkpoint.together import on_process_0, together
 from decentlam.errors import LaunchError
-from decentlam.exchange.network import connect
+from decentlam.lab.data import Batches, split
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train import records
-from decentlam.lab.train.here import Order, Summary, train_here
-from decentlam.lab.train.loop import DivergenceError
+from decentlam.lab.train.engines import (
+    Engine,
+    PastMembers,
+    ProcessEngine,
+    SimulatedEngine,
+    read_past,
+)
+from decentlam.lab.train.loop import DivergenceError, train_steps
+from decentlam.lab.train.meter import Meter
+from decentlam.lab.train.records import CHECKPOINT, RunOptions, RunWriter, claimed
 from decentlam.lab.train.stop import Stop
-from decentlam.lab.values import explained
-from decentlam.launch import find_place, launch
-from decentlam.launch.group import init
-from decentlam.membership import watch
+from decentlam.lab.train.tasks import Numerics, Task, make_task
+from decentlam.lab.values import Record, explained
+from decentlam.launch import launch, launched_process
+from decentlam.launch.init import init
+from decentlam.launch.local import run_here, survivors
+from decentlam.network import heartbeat
+from decentlam.network.network import ALONE, Network, connect
+
+log = logging.getLogger(__name__)
 
 _DIVERGED = "diverged"  # a key of the group's store, which says where and when
 _runs = itertools.count()  # runs of one process group: each has its own keys
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended; process 0 has its last evaluation."""
+
+    status: str  # finished, interrupted or diverged
+    directory: str
+    step: int
+    steps: int
+    seconds: float
+    evaluation: Record | None
+    message: str = ""
 
 
 def train(
@@ -34,66 +65,59 @@ def train(
     simulate: bool = False,
     resume: bool = False,
     *,
+    elastic: bool = False,
+    processes: int | None = None,
     workers: int = 0,
     quiet: bool = True,
     stop: Stop | None = None,
+    note: Callable[[str], None] = log.warning,
 ) -> Summary:
-    """Trains as the recipe says and writes the run directory.
+    """Train as the recipe says and write the run directory.
 
     `simulate` runs all nodes in this process. Otherwise each node is a process: those of the
     launcher that started this one, if there is one, else `recipe.nodes` new ones on this machine.
-    `resume` continues the run in `directory` from its checkpoint. `workers` processes per node load
-    the data. `stop` is looked at about once a second to see whether to end the run early.
+    `resume` continues the run in `directory` from its checkpoint, which must be there. `workers`
+    processes per node load the data. `stop` is looked at about once a second to see whether to end
+    the run early. `elastic` starts `processes` new ones (unless given, one per node), and those
+    again that die, of which `note` is told.
     """
-    order = Order(recipe, directory, simulate, resume, workers, quiet)
+    options = RunOptions(recipe, directory, simulate, resume, elastic, workers, quiet)
     stop = stop or Stop()
-    if simulate or dist.is_initialized() or find_place() is not None:
-        return _here(order, lambda: stop.requested)
-    return _in_new_processes(order, stop)
-
-
-def _here(order: Order, wished: Callable[[], bool]) -> Summary:
-    """This process's part: all simulated nodes, or one node of the group that it is in."""
-    if order.simulate:
-        with torch.random.fork_rng(devices=[]):  # dropout is seeded by the recipe
-            try:
-                return train_here(order, wished)
-            except DivergenceError as diverged:
-                return _diverged(order, diverged, write=True)
+    launched = dist.is_initialized() or launched_process() is not None
+    if elastic:
+        if simulate or launched:
+            raise ValueError(
+                "--elastic starts processes of its own; leave out --simulate, and torchrun"
+            )
+        return _train_elastic(options, processes, stop, note)
+    if simulate:
+        # Dropout is seeded by the recipe.
+        with claimed(options), torch.random.fork_rng(devices=[]):
+            return train_node(options, lambda: stop.requested)
+    if not launched:
+        return _train_in_new_processes(options, stop)
     init()
     network = connect()
-    if network.num_processes != order.recipe.nodes:
+    if network.num_processes != recipe.nodes:
         raise ValueError(
-            f"the recipe has {order.recipe.nodes} nodes, but {network.num_processes} processes "
+            f"the recipe has {recipe.nodes} nodes, but {network.num_processes} processes "
             f"were started; pass --nodes {network.num_processes}, or start as many"
         )
-    store = dist.PrefixStore(
-        f"decentlam train {next(_runs)}", dist.distributed_c10d._get_default_store()
-    )
-    try:
-        return train_here(order, wished)
-    except DivergenceError as diverged:
-        store.set(_DIVERGED, json.dumps(diverged.args))
-        found = diverged
-    except RuntimeError:  # without a node that diverged and left, its neighbors cannot go on
-        if not store.check([_DIVERGED]):
-            raise
-        found = DivergenceError(*json.loads(store.get(_DIVERGED)))
-    summary = _diverged(order, found, write=network.rank == 0)
-    # Closes connections, and so releases whoever waits for this node.
-    watch.destroy_group(alone=True)
-    return summary
+    with contextlib.ExitStack() as held:
+        on_process_0(network, lambda: held.enter_context(claimed(options)))
+        return train_node(options, lambda: stop.requested)
 
 
-def _in_new_processes(order: Order, stop: Stop) -> Summary:
-    """One per node on this machine. A file asks them to stop: they look about once a second."""
-    records.check(order.directory, order.recipe, order.simulate, order.resume)
-    backend = "nccl" if torch.cuda.device_count() >= order.recipe.nodes else "gloo"
-    with tempfile.TemporaryDirectory() as directory:
+def _train_in_new_processes(options: RunOptions, stop: Stop) -> Summary:
+    """Start a process per node on this machine. A file asks them to stop: they look about once a
+    second."""
+    nodes = options.recipe.nodes
+    backend = "nccl" if torch.cuda.device_count() >= nodes else "gloo"
+    with claimed(options), tempfile.TemporaryDirectory() as directory:
         asked = Path(directory) / "stop"
         stop.forward = asked.touch
         try:
-            summary: Summary = launch(_node, order.recipe.nodes, (order, asked), backend)[0]
+            summary: Summary = launch(_new_process, nodes, (options, asked), backend)[0]
             return summary
         except LaunchError as error:
             if stop.requested and "killed by SIGTERM" in str(error):  # it had not begun to train
@@ -107,22 +131,117 @@ def _in_new_processes(order: Order, stop: Stop) -> Summary:
             stop.forward = None
 
 
-def _node(order: Order, asked: Path) -> Summary:
+def _new_process(options: RunOptions, asked: Path) -> Summary:
     # timeout, SLURM and containers send it to all processes, not only to the one that waits.
     signal.signal(signal.SIGTERM, lambda number, frame: asked.touch())
-    return _here(order, asked.exists)
+    return train_node(options, asked.exists)
 
 
-def _diverged(order: Order, diverged: DivergenceError, write: bool) -> Summary:
-    if write:
-        records.finish(order.directory, "diverged", diverged.step, diverged.seconds)
-    evaluations = [r for r in records.read(order.directory) if r["kind"] == "evaluation"]
-    return Summary(
-        "diverged",
-        str(order.directory),
-        diverged.step,
-        json.loads((order.directory / records.RUN).read_text(encoding="utf-8"))["steps"],
-        diverged.seconds,
-        evaluations[-1] if evaluations else None,
-        diverged.message,
+def _train_elastic(
+    options: RunOptions, processes: int | None, stop: Stop, note: Callable[[str], None]
+) -> Summary:
+    recipe, directory = options.recipe, options.directory
+    if recipe.shards != "iid":
+        raise ValueError(
+            f"--elastic gives samples to whoever is there, so shards must be iid; got "
+            f"{recipe.shards!r}. Pass --shards iid"
+        )
+    if processes is not None and processes < 1:
+        raise ValueError(f"nodes must be 1 or more, got {processes}")
+    with claimed(options):
+        past = read_past(directory / CHECKPOINT) if options.resume else PastMembers()
+        collect = functools.partial(survivors, note=note, stopped=lambda: stop.requested)
+        work = (options, bool, past)  # bool() is False: whoever started them ends them
+        results = run_here(train_node, processes or recipe.nodes, work, elastic=collect)
+    written = [summary for summary in results if summary.evaluation is not None] or results
+    if not written:
+        return Summary("interrupted", str(directory), 0, 0, 0.0, None)
+    summary: Summary = written[0]
+    return summary
+
+
+def train_node(
+    options: RunOptions, asked_to_stop: Callable[[], bool], past: PastMembers | None = None
+) -> Summary:
+    """Take this process's part in a run: all simulated nodes, or one node of the group it is in.
+
+    Process 0 writes the run directory.
+    """
+    recipe, directory = options.recipe, options.directory
+    # A process that joins an elastic run does all of this while the others train.
+    network = ALONE if options.simulate or options.elastic else connect()
+    store = None if network.group is None else _store_of_run()
+    numerics = Numerics(recipe.precision, _device(network, options.elastic))
+    task, batches = together(network, lambda: _read_data(recipe, numerics, options.elastic))
+    steps_per_epoch = max(1, len(task.labels) // recipe.batch)
+    engine: Engine
+    if options.simulate:
+        engine = SimulatedEngine(recipe, task, steps_per_epoch)
+    else:
+        engine = ProcessEngine(recipe, task, steps_per_epoch, past)
+    meter = Meter()
+    if options.resume:
+        engine.load(directory / CHECKPOINT, meter)
+    if engine.writes:
+        _warn(recipe, task, options)
+    message = ""
+    with RunWriter(options, engine, steps_per_epoch, task.notes) as writer:
+        try:
+            status = train_steps(
+                recipe, task, batches, engine, writer, meter, options.workers, asked_to_stop
+            )
+            done, seconds = engine.step, meter.seconds
+        except (DivergenceError, RuntimeError) as error:
+            if options.elastic and isinstance(error, DivergenceError):
+                raise ValueError(error.message) from error  # ends the run of all nodes
+            status, (done, seconds, message) = "diverged", _divergence(error, store)
+        writer.write("end", done, status=status, seconds=seconds)
+        evaluation = writer.last_evaluation
+    if status == "diverged" and store is not None:
+        # Closes connections, and so releases whoever waits for this node.
+        heartbeat.destroy_group(alone=True)
+    return Summary(status, str(directory), done, writer.steps, seconds, evaluation, message)
+
+
+def _read_data(recipe: Recipe, numerics: Numerics, elastic: bool) -> tuple[Task, Batches]:
+    task = make_task(recipe, numerics)
+    everything = [torch.arange(len(task.labels))]
+    shards = everything if elastic else split(task.labels, recipe.nodes, recipe.shards, recipe.seed)
+    size = recipe.batch_per_node
+    piece = min(recipe.micro_batch or size, size)
+    return task, Batches(shards, size, recipe.seed, task.shapes, piece)
+
+
+def _device(network: Network, elastic: bool) -> torch.device:
+    """Return the GPU of this process, unless there is none or its messages travel by gloo."""
+    gloo = elastic or (
+        network.group is not None and "nccl" not in str(dist.get_backend(network.group))
     )
+    if gloo or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _warn(recipe: Recipe, task: Task, options: RunOptions) -> None:
+    reason = None if options.elastic else recipe.chosen()[2]  # elastic optimizers say it themselves
+    # A study would say what its data lacks for every run.
+    for text in [*([reason] if reason else []), *([] if options.quiet else task.notes)]:
+        log.warning("%s", text)
+
+
+def _store_of_run() -> dist.Store:
+    store: Any = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"decentlam train {next(_runs)}", store)
+
+
+def _divergence(error: Exception, store: dist.Store | None) -> tuple[int, float, str]:
+    """Step, seconds and message of a divergence, which all nodes learn of; any other error is
+    raised. Without a node that diverged and left, its neighbors cannot go on."""
+    if isinstance(error, DivergenceError):
+        if store is not None:
+            store.set(_DIVERGED, json.dumps(error.args))
+        return error.step, error.seconds, error.message
+    if store is None or not store.check([_DIVERGED]):
+        raise error
+    step, seconds, message = json.loads(store.get(_DIVERGED))
+    return step, seconds, message

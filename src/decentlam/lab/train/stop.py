@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from decentlam.lab.signals import handled_by
-from decentlam.lab.train.engine import Engine
+from decentlam.lab.train.engines import Engine
 
 _LOOK_SECONDS = 1.0  # between two looks whether any process was asked to stop
 _SAME_SECONDS = 1.0  # launchers pass one Ctrl-C on several times
@@ -57,20 +57,21 @@ class Agreement:
     at most doubles from one to the next: a fast step may be followed by a slow evaluation.
     """
 
-    def __init__(self, engine: Engine, wished: Callable[[], bool]) -> None:
-        self._highest, self._wished = engine.highest, wished
+    def __init__(self, engine: Engine, asked: Callable[[], bool]) -> None:
+        self._highest, self._asked = engine.highest, asked
         self._alone = engine.alone
         self._looked, self._at, self._next = time.perf_counter(), 0, 0
         self._gap = 1
 
     def stop_after(self, step: int) -> bool:
-        """Whether to stop now that `step` steps are done; the same answer on all processes."""
+        """Return whether to stop now that `step` steps are done; the same answer on all
+        processes."""
         if step < self._next:
             return False
         now = time.perf_counter()
         each = (now - self._looked) / max(1, step - self._at)
-        wished, slowest = self._highest([float(self._wished()), each])
+        asked, slowest = self._highest([float(self._asked()), each])
         fitting = 1 if self._alone else int(_LOOK_SECONDS / max(slowest, 1e-6))
         self._gap = max(1, min(2 * self._gap, fitting))
         self._looked, self._at, self._next = time.perf_counter(), step, step + self._gap
-        return wished > 0
+        return asked > 0

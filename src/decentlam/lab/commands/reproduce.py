@@ -1,0 +1,71 @@
+"""`decentlam reproduce`: a study of the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from decentlam.lab.names import STUDIES
+from decentlam.lab.terminal import (
+    Json,
+    Seed,
+    console,
+    one_of,
+    out_option,
+    print_json,
+    print_table,
+    progress,
+)
+
+
+def reproduce(
+    study: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(STUDIES)}.", callback=one_of(STUDIES))
+    ],
+    out: Annotated[str | None, out_option("Run directory; default out/STUDY.")] = None,
+    seed: Seed = 0,
+    nodes: Annotated[
+        int | None, typer.Option("-n", "--nodes", help="Nodes; in speedup, the most.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps and points.")] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Train on this instead of Fashion-MNIST.")
+    ] = None,
+    data_path: Annotated[
+        str | None, typer.Option(help="Where it is; Fashion-MNIST has a usual place.")
+    ] = None,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="runtime without emulated links; needs no root.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a study of the paper: a table here, records and plots in the run directory."""
+    from decentlam.lab import studies
+    from decentlam.lab.studies.study import perform
+
+    chosen = studies.STUDIES[study]
+    given = {"data": data, "data_path": data_path}
+    where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if where and (quick or not chosen.resumable):
+        why = (
+            "--quick makes do with data of its own"
+            if chosen.resumable
+            else f"{study} reads no data"
+        )
+        raise ValueError(f"{why}; leave --data and --data-path out")
+    if loopback and study != "runtime":
+        raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
+    where |= {"loopback": True} if loopback else {}
+    recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
+    with progress(study) as tick:
+        result = perform(chosen, recipe, Path(out or f"out/{study}"), tick)
+    files = [str(path) for path in result.files]
+    if as_json:
+        return print_json(
+            {"study": study, "table": result.table, "notes": result.notes, "files": files}
+        )
+    console().print(f"{study}: {chosen.summary}\n")
+    print_table(result.table)
+    console().print("\n" + "\n".join([*result.notes, "", "Wrote:", *(f"  {f}" for f in files)]))

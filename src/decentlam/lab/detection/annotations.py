@@ -1,0 +1,108 @@
+"""One annotated image, and what is refused in an annotation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+_ROUNDING = 0.5  # pixels by which an annotation may stick out of its image: it is cut off
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotatedImage:
+    """An image and the boxes in it, in its own pixels: x1, y1, x2, y2 with x1 < x2 and y1 < y2."""
+
+    file: Path
+    width: int
+    height: int
+    boxes: np.ndarray  # (k, 4) float64
+    labels: np.ndarray  # (k,) int64, from 1 on
+    ignored: np.ndarray  # (k,) bool: VOC's difficult and COCO's crowds, neither learned nor missed
+    areas: np.ndarray  # (k,) float64, as annotated; decides what is small, medium or large
+
+    @property
+    def main_label(self) -> int:
+        """The commonest label, of equal ones the lowest; 0 without boxes."""
+        return int(np.bincount(self.labels).argmax()) if len(self.labels) else 0
+
+
+@dataclass(frozen=True)
+class Box:
+    """One annotated object, before it is checked; `where` names file and object."""
+
+    where: str
+    label: int
+    corners: Sequence[float]  # x1, y1, x2, y2
+    ignored: bool = False
+    area: float | None = None
+
+
+@dataclass(frozen=True)
+class BadBoxes:
+    """What to do with boxes that cannot be: refuse them, or leave them out and keep count."""
+
+    skip: bool = False
+    skipped: list[str] = field(default_factory=list)
+
+    def meet(self, complaint: str) -> None:
+        if not self.skip:
+            raise ValueError(
+                f"{complaint}. Correct it, or leave such boxes out with --skip-bad-boxes"
+            )
+        self.skipped.append(complaint)
+
+
+def annotate(
+    file: Path, width: int, height: int, boxes: Sequence[Box], bad: BadBoxes
+) -> AnnotatedImage:
+    """Return the image with those of its boxes that can be."""
+    fitting = [box for box in boxes if _fits(box, width, height, bad)]
+    corners = np.array([box.corners for box in fitting], dtype=float).reshape(-1, 4)
+    corners = np.clip(corners, 0, [width, height, width, height])
+    sizes = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    areas = [size if b.area is None else b.area for b, size in zip(fitting, sizes, strict=True)]
+    return AnnotatedImage(
+        file,
+        width,
+        height,
+        corners,
+        np.array([box.label for box in fitting], dtype=np.int64),
+        np.array([box.ignored for box in fitting], dtype=bool),
+        np.array(areas, dtype=float),
+    )
+
+
+def _fits(box: Box, width: int, height: int, bad: BadBoxes) -> bool:
+    x1, y1, x2, y2 = box.corners
+    words = ", ".join(f"{value:g}" for value in box.corners)
+    if not all(map(math.isfinite, box.corners)):
+        problem = f"is not finite: ({words})"
+    elif x2 <= x1 or y2 <= y1:
+        problem = f"has no size: from ({x1:g}, {y1:g}) to ({x2:g}, {y2:g})"
+    elif min(x1, y1) < -_ROUNDING or x2 > width + _ROUNDING or y2 > height + _ROUNDING:
+        problem = f"is outside its image of {width} x {height}: ({words})"
+    else:
+        return True
+    bad.meet(f"{box.where} {problem}")
+    return False
+
+
+def check_image(file: Path, width: int, height: int, where: str) -> None:
+    """Refuse a file that is missing, no image, or of another size than `where` says."""
+    from PIL import Image
+
+    if not file.is_file():
+        raise ValueError(f"{where} is about {file}, which does not exist")
+    try:
+        with Image.open(file) as image:  # reads the header only
+            size = image.size
+    except OSError as error:
+        raise ValueError(f"{file} is not an image that can be read: {error}") from error
+    if size != (width, height):
+        raise ValueError(
+            f"{file} is {size[0]} x {size[1]} pixels, but {where} says {width} x {height}"
+        )

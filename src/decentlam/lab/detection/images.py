@@ -1,0 +1,172 @@
+"""A training and a test set of annotated images: what a batch of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from decentlam.lab.data.loading import load_items
+from decentlam.lab.detection.annotations import AnnotatedImage
+
+LONGEST = 5 / 3  # of a resized image, in shorter sides: 1333 for 800, 1000 for 600
+_KEPT_BYTES = 2**28  # sets of images that take less are decoded once and kept
+_TEST_PIXELS = 2**20  # of a test batch
+
+
+@dataclass(frozen=True)
+class AnnotatedSets:
+    """The two parts of a data set, as a reader returns them."""
+
+    names: dict[int, str]  # of the labels
+    train: tuple[AnnotatedImage, ...]
+    test: tuple[AnnotatedImage, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionBatch:
+    """Images (3, h, w) of any sizes, from 0 to 1, and for each its boxes and labels.
+
+    `seed` is for what the model draws: Faster R-CNN learns from a sample of its proposals.
+    """
+
+    images: list[Tensor]
+    targets: list[dict[str, Tensor]]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, part: slice) -> DetectionBatch:
+        return DetectionBatch(self.images[part], self.targets[part], self.seed + (part.start or 0))
+
+
+@dataclass(frozen=True, eq=False)
+class TestBatch:
+    """Images of the test set: which ones, and the factors that their sides were resized by."""
+
+    images: list[Tensor]
+    indices: list[int]
+    scales: list[tuple[float, float]]
+
+    __test__ = False  # no test, whatever pytest makes of the name
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionData:
+    """Resized so that the shorter side is `image_size`, the longer at most 5/3 of that.
+
+    Trained on with random flips. Images without boxes count like all others.
+    """
+
+    name: str
+    names: dict[int, str]  # of the labels, from 1 on; 0 is the background
+    train: tuple[AnnotatedImage, ...]
+    test: tuple[AnnotatedImage, ...]
+    image_size: int
+    skipped: tuple[str, ...] = ()  # the boxes that were left out, in words
+    _kept: dict[AnnotatedImage, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def classes(self) -> int:
+        """Labels there may be, the background included; COCO's ids have gaps."""
+        return max(self.names) + 1
+
+    @property
+    def labels(self) -> Tensor:
+        """What shards are sorted by: the main label of each training image."""
+        return torch.tensor([image.main_label for image in self.train])
+
+    @property
+    def shapes(self) -> Tensor:
+        """The group of each training image: 0 if it is higher than wide, else 1."""
+        return torch.tensor([int(image.width >= image.height) for image in self.train])
+
+    @property
+    def shared(self) -> int:
+        """Test images that are training images too."""
+        return len({image.file for image in self.test} & {image.file for image in self.train})
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> DetectionBatch:
+        mirrored = torch.randint(2, (len(indices),), generator=generator).bool().tolist()
+        seed = int(torch.randint(2**31, (), generator=generator))
+        images, targets = [], []
+        for k, mirror in zip(indices.tolist(), mirrored, strict=True):
+            image = self.pixels(self.train[k])
+            target = self._target(self.train[k], image)
+            if mirror:
+                image = image.flip(2)
+                boxes = target["boxes"]
+                target["boxes"] = boxes[:, [2, 1, 0, 3]].mul_(boxes.new_tensor([-1.0, 1, -1, 1]))
+                target["boxes"][:, [0, 2]] += image.shape[2]
+            images.append(image.float() / 255)
+            targets.append(target)
+        return DetectionBatch(images, targets, seed)
+
+    def test_batches(self, workers: int = 0) -> Iterator[TestBatch]:
+        """Return the test set in order, never mirrored."""
+        pixels = max(1, round(LONGEST * self.image_size**2))
+        items = _TestBatches(self, max(1, min(16, _TEST_PIXELS // pixels)))
+        return load_items(items, len(items), workers)
+
+    def pixels(self, image: AnnotatedImage) -> Tensor:
+        """Return (3, h, w) bytes, resized."""
+        if image in self._kept:
+            return self._kept[image]
+        decoded = _decoded(image, resized(image, self.image_size))
+        if decoded.numel() * (len(self.train) + len(self.test)) < _KEPT_BYTES:
+            self._kept[image] = decoded
+        return decoded
+
+    def _target(self, image: AnnotatedImage, pixels: Tensor) -> dict[str, Tensor]:
+        scale = np.array(2 * [pixels.shape[2] / image.width, pixels.shape[1] / image.height])
+        learned = ~image.ignored
+        return {
+            "boxes": torch.from_numpy(image.boxes[learned] * scale).float(),
+            "labels": torch.from_numpy(image.labels[learned]),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _TestBatches(Dataset[TestBatch]):
+    data: DetectionData
+    batch: int
+
+    def __len__(self) -> int:
+        return -(-len(self.data.test) // self.batch)
+
+    def __getitem__(self, item: int) -> TestBatch:
+        first = item * self.batch
+        chosen = self.data.test[first : first + self.batch]
+        images = [self.data.pixels(image) for image in chosen]
+        scales = [
+            (pixels.shape[2] / image.width, pixels.shape[1] / image.height)
+            for pixels, image in zip(images, chosen, strict=True)
+        ]
+        return TestBatch(
+            [pixels.float() / 255 for pixels in images],
+            list(range(first, first + len(chosen))),
+            scales,
+        )
+
+
+def resized(image: AnnotatedImage, shorter: int) -> tuple[int, int]:
+    """Return width and height after resizing."""
+    low, high = sorted((image.width, image.height))
+    scale = min(shorter / low, LONGEST * shorter / high)
+    return max(1, round(scale * image.width)), max(1, round(scale * image.height))
+
+
+def _decoded(image: AnnotatedImage, size: tuple[int, int]) -> Tensor:
+    from PIL import Image
+
+    try:
+        with Image.open(image.file) as opened:
+            pixels = opened.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+    except OSError as error:
+        raise ValueError(f"{image.file} is not an image that can be read: {error}") from error
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).contiguous()

@@ -1,0 +1,139 @@
+"""The task of object detection: images and their boxes, a detector's own losses, its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from decentlam.algorithms import Algorithm
+from decentlam.lab.detection import DetectionData, load_boxes, pictures
+from decentlam.lab.detection.detectors import make_detector
+from decentlam.lab.detection.images import DetectionBatch, TestBatch
+from decentlam.lab.detection.scores import (
+    MAIN,
+    Detections,
+    Scores,
+    from_output,
+    from_plain,
+    ordered,
+    score,
+)
+from decentlam.lab.detection.simulated import SequentialNodes
+from decentlam.lab.recipes import Recipe
+from decentlam.lab.train.tasks import Numerics, Outcome
+from decentlam.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Detection:
+    """A `Task`."""
+
+    recipe: Recipe
+    data: DetectionData
+    numerics: Numerics
+
+    main = MAIN
+
+    @classmethod
+    def of(cls, recipe: Recipe, numerics: Numerics) -> Detection:
+        """Make the task of a recipe, its data read and checked."""
+        data = load_boxes(recipe.data, recipe.data_path, recipe.image_size, recipe.skip_bad_boxes)
+        return cls(recipe, data, numerics)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the data."""
+        notes = []
+        if skipped := self.data.skipped:
+            what = "1 bad box" if len(skipped) == 1 else f"{len(skipped)} bad boxes, the first"
+            notes.append(f"left out {what}: {skipped[0]}")
+        if shared := self.data.shared:
+            notes.append(
+                f"{shared} of {len(self.data.test)} test images are training images too: scores "
+                "on them say nothing about unseen ones"
+            )
+        return notes
+
+    @property
+    def labels(self) -> Tensor:
+        return self.data.labels
+
+    @property
+    def shapes(self) -> Tensor:
+        return self.data.shapes
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> DetectionBatch:
+        return self.data.train_batch(indices, generator)
+
+    def pieces(self, batch: DetectionBatch, size: int | None) -> list[tuple[DetectionBatch, float]]:
+        size = size or len(batch)
+        pieces = [batch[first : first + size] for first in range(0, len(batch), size)]
+        return [(piece, len(piece) / len(batch)) for piece in pieces]
+
+    def model(self) -> nn.Module:
+        recipe = self.recipe
+        return self.numerics.model(
+            make_detector(
+                recipe.model, self.data.classes, recipe.image_size, recipe.seed, recipe.weights
+            )
+        )
+
+    def loss(self, model: nn.Module, batch: DetectionBatch) -> Tensor:
+        """Return the sum of the detector's losses. What it draws depends on the batch alone, so
+        that simulated and real nodes draw the same."""
+        images = [self.numerics.inputs(image) for image in batch.images]
+        targets = [
+            {
+                "boxes": self.numerics.inputs(target["boxes"]),
+                "labels": target["labels"].to(self.numerics.device),
+            }
+            for target in batch.targets
+        ]
+        on_gpu = self.numerics.device.type == "cuda"
+        with torch.random.fork_rng([self.numerics.device] if on_gpu else []):
+            torch.default_generator.manual_seed(batch.seed)
+            if on_gpu:
+                torch.cuda.manual_seed(batch.seed)
+            with self.numerics.autocast():
+                losses: dict[str, Tensor] = model(images, targets)
+        return torch.stack(list(losses.values())).sum()
+
+    def simulated(self, algorithm: Algorithm, network: Topology) -> SequentialNodes:
+        """One node after another: which boxes are looked at depends on the images, and
+        `torch.func.vmap` cannot run that."""
+        return SequentialNodes(self, algorithm, network, self.recipe.weight_decay)
+
+    def simulated_step(
+        self, nodes: SequentialNodes, batches: Sequence[DetectionBatch], lr: float
+    ) -> Tensor:
+        return nodes.step(batches, lr, self.recipe.micro_batch)
+
+    def settle(self, average: nn.Module) -> None:
+        """Batch norm is frozen, or there is none."""
+
+    def test_batches(self, workers: int) -> Iterator[TestBatch]:
+        return self.data.test_batches(workers)
+
+    @torch.no_grad()
+    def score(self, model: nn.Module, batch: TestBatch) -> Outcome:
+        model.eval()
+        with self.numerics.autocast():
+            outputs = model([self.numerics.inputs(image) for image in batch.images])
+        return [
+            from_output(*values).plain()
+            for values in zip(batch.indices, outputs, batch.scales, strict=True)
+        ]
+
+    def numbers(self, outcomes: Sequence[Outcome]) -> Scores:
+        return score(self.data.test, self.data.names, self._detections(outcomes))
+
+    def illustrate(self, directory: Path, outcomes: Sequence[Outcome]) -> None:
+        pictures.write(directory, self.data, self._detections(outcomes))
+
+    def _detections(self, outcomes: Sequence[Outcome]) -> list[Detections]:
+        parts = [[from_plain(*plain) for plain in outcome] for outcome in outcomes]
+        return ordered(parts, len(self.data.test))

@@ -1,0 +1,231 @@
+"""The ways to train that are timed side by side: how each is built, and what it sends and hides."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import decentlam
+from decentlam.lab.network.models import Loss
+from decentlam.lab.network.prediction import Traffic
+from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.topology import resolve
+
+LOCAL, BASE = "local only (limit)", "DDP"  # what the others are compared with
+LR, MOMENTUM = 1e-4, 0.5  # small, so that no topology can diverge while it is timed
+WARM_UP_STEPS = 3
+_AUTO_STEPS = 35  # overlap="auto", the default, tries both of its modes during 33 steps
+_ONE_PEER = "one-peer-symmetric-exponential"
+
+
+class Steps(Protocol):
+    """What an iteration calls of an optimizer."""
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> Any: ...
+
+
+class Training:
+    """One iteration per call, with the seconds in forward, in step(), and spent waiting there."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: Steps | None,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.after_step = model, loss, optimizer, after_step
+        self.forward_seconds = self.step_seconds = 0.0
+
+    def __call__(self) -> None:
+        if self.optimizer is None:  # the wrapper does everything in backward
+            self.loss(self.model).backward()
+            return
+        self.optimizer.zero_grad()
+        begun = time.perf_counter()
+        loss = self.loss(self.model)
+        self.forward_seconds += time.perf_counter() - begun
+        loss.backward()
+        begun = time.perf_counter()
+        self.optimizer.step()
+        self.step_seconds += time.perf_counter() - begun
+        if self.after_step is not None:
+            self.after_step()
+
+    @property
+    def wait_seconds(self) -> float:
+        """What our optimizers waited for messages; the others do not tell."""
+        if isinstance(self.optimizer, DecentralizedOptimizer):
+            return self.optimizer.statistics.total_wait_seconds
+        return 0.0
+
+
+Build = Callable[[nn.Module, Loss], Training]
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=LR, momentum=MOMENTUM, foreach=True)
+
+
+def _local(model: nn.Module, loss: Loss) -> Training:
+    return Training(model, loss, _sgd(model.parameters()))
+
+
+def _ddp(hook: Any = None, **options: Any) -> Build:
+    def build(model: nn.Module, loss: Loss) -> Training:
+        wrapped = DistributedDataParallel(model, **options)
+        if hook is not None:
+            wrapped.register_comm_hook(None, hook)
+        return Training(wrapped, loss, _sgd(model.parameters()))
+
+    return build
+
+
+def _ours(cls: Any, topology: str, **options: Any) -> Build:
+    """Build an optimizer as it is named: another stable form is never chosen for it."""
+
+    def build(model: nn.Module, loss: Loss) -> Training:
+        chosen = {"lr": LR, "momentum": MOMENTUM, "stable": "refuse", **options}
+        return Training(model, loss, cls(model.parameters(), topology=topology, **chosen))
+
+    return build
+
+
+def _readme(**options: Any) -> Build:
+    """Build DecentLaM as somebody writes it who reads nothing but the README."""
+
+    def build(model: nn.Module, loss: Loss) -> Training:
+        optimizer = decentlam.DecentLaM(model.parameters(), lr=LR, momentum=0.9, **options)
+        return Training(model, loss, optimizer)
+
+    return build
+
+
+def _decent_dp(topology: str) -> Build:
+    """Build decent-dp, an AWC method, with its default buckets."""
+
+    def build(model: nn.Module, loss: Loss) -> Training:
+        importlib.import_module("loguru").logger.disable("decent_dp")
+        wrapper = importlib.import_module("decent_dp.ddp").DecentralizedDataParallel
+
+        def make_optimizer(params: list[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+            return _sgd([p for _, p in params])
+
+        wrapped = wrapper(model, make_optimizer, topology=topology, _local_world_size=1)
+        wrapped.train()
+        return Training(wrapped, loss, None)
+
+    return build
+
+
+def _raw_exchange(model: nn.Module, loss: Loss) -> Training:
+    """Build the limit without overlap: one flat message to one peer after a local step."""
+    params = list(model.parameters())
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
+        p.data = part.view(p.shape)
+    if dist.get_world_size() % 2:
+        raise ValueError(f"{dist.get_world_size()} nodes do not form pairs")
+    peer, inbox = dist.get_rank() ^ 1, torch.empty_like(flat)
+
+    def exchange() -> None:
+        for work in (dist.irecv(inbox, peer), dist.isend(flat, peer)):  # receives posted first
+            assert work is not None
+            work.wait()
+        flat.lerp_(inbox, 0.5)
+
+    return Training(model, loss, _sgd(params), exchange)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train, and what `prediction` must know of it."""
+
+    build: Build
+    traffic: Traffic
+    warm_up: int = WARM_UP_STEPS  # iterations that are not timed
+    topology: str | None = None  # whose number of peers depends on that of nodes
+
+    def traffic_on(self, nodes: int) -> Traffic:
+        if self.topology is None:
+            return self.traffic
+        return replace(self.traffic, peers=resolve(self.topology, nodes).max_peers)
+
+
+def _on_neighbors(cls: Any, topology: str) -> Contender:
+    return Contender(_ours(cls, topology, overlap=True), Traffic(2), topology=topology)
+
+
+_LAM = decentlam.DecentLaM
+_ALL_REDUCE = Traffic(None, ddp_buckets=True)
+_EARLY = Traffic(1, "step")  # sends the model of before
+
+CONTENDERS: dict[str, Contender] = {
+    LOCAL: Contender(_local, Traffic(0)),
+    BASE: Contender(_ddp(), _ALL_REDUCE),
+    "DDP, 1 MB buckets": Contender(_ddp(bucket_cap_mb=1), Traffic(None)),
+    "DDP, bf16 hook": Contender(
+        _ddp(bf16_compress_hook), Traffic(None, message_fraction=0.5, ddp_buckets=True)
+    ),
+    "raw exchange, 1 peer": Contender(_raw_exchange, Traffic(1, "nothing")),
+    "PmSGD": Contender(_ours(decentlam.PmSGD, "ring", overlap=True), Traffic(None)),
+    "DmSGD ring": _on_neighbors(decentlam.DmSGD, "ring"),
+    "DecentLaM ring, overlap": _on_neighbors(_LAM, "ring"),
+    "DecentLaM one-peer, no overlap": Contender(
+        _ours(_LAM, _ONE_PEER, overlap=False), Traffic(1, "nothing")
+    ),
+    "DecentLaM one-peer, overlap": Contender(_ours(_LAM, _ONE_PEER, overlap=True), Traffic(1)),
+    "DecentLaM one-peer, overlap, float16": Contender(
+        _ours(_LAM, _ONE_PEER, overlap=True, message_dtype=torch.float16),
+        Traffic(1, message_fraction=0.5),
+    ),
+    "DecentLaM as it comes": Contender(_readme(), Traffic(1), _AUTO_STEPS),
+    "DecentLaM as it comes, shared_memory=False": Contender(
+        _readme(shared_memory=False), Traffic(1), _AUTO_STEPS
+    ),
+    "DecentLaM as it comes, float16": Contender(
+        _readme(message_dtype=torch.float16), Traffic(1, message_fraction=0.5), _AUTO_STEPS
+    ),
+    "AWC-DmSGD one-peer": Contender(
+        _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True), _EARLY
+    ),
+    # What decent-dp calls a ring has one peer that changes, too.
+    "decent-dp ring (1 peer)": Contender(_decent_dp("ring"), _EARLY),
+    "decent-dp one-peer-exp": Contender(_decent_dp("one-peer-exp"), _EARLY),
+}
+
+
+def has_decent_dp() -> bool:
+    return importlib.util.find_spec("decent_dp") is not None
+
+
+def available() -> dict[str, Contender]:
+    """Return the contenders that are installed here."""
+    return {
+        name: contender
+        for name, contender in CONTENDERS.items()
+        if has_decent_dp() or not name.startswith("decent-dp")
+    }
+
+
+def choose(only: tuple[str, ...]) -> dict[str, Contender]:
+    """Return the named contenders and the two that all are compared with; without names, all."""
+    known = available()
+    for name in only:
+        if name not in known:
+            missing = " (decent-dp is not installed)" if name in CONTENDERS else ""
+            raise ValueError(f"unknown contender {name!r}{missing}; choose from {'; '.join(known)}")
+    wanted = {LOCAL, BASE, *(only or known)}
+    return {name: contender for name, contender in known.items() if name in wanted}

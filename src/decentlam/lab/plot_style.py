@@ -1,0 +1,86 @@
+"""One style for every figure: a color, dash and marker per method, light grids, no global state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+GREY = "#777777"
+GUIDE: dict[str, Any] = {"linestyle": ":", "linewidth": 1.8}  # what theory predicts
+
+# Paul Tol's "muted" colors, which color-blind readers can tell apart; dashes and markers help
+# where methods lie on one another, and in print.
+_STYLES: dict[str, tuple[str, str, Any, str]] = {
+    "pmsgd": ("PmSGD", "#000000", "-", "s"),
+    "pmsgd-lars": ("PmSGD + LARS", GREY, (0, (3, 2)), "P"),
+    "dsgd": ("DSGD", "#88CCEE", "-", "s"),
+    "dmsgd": ("DmSGD", "#CC6677", "-", "^"),
+    "da-dmsgd": ("DA-DmSGD", "#999933", (0, (5, 2)), "v"),
+    "awc-dmsgd": ("AWC-DmSGD", "#882255", (0, (5, 2)), "D"),
+    "slowmo": ("SlowMo", "#AA4499", (0, (1, 1)), "X"),
+    "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (2, 2)), "P"),
+    "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1)), ">"),
+    "gt-dmsgd": ("GT-DmSGD", "#DDAA33", (0, (5, 1, 1, 1)), "<"),
+    "decentlam": ("DecentLaM", "#332288", "-", "o"),
+    "decentlam-steady": ("DecentLaM (steady)", "#6655CC", (0, (4, 1)), "h"),
+}
+
+
+def label(method: str) -> str:
+    """Return the method's name as the paper spells it."""
+    return _STYLES[method][0]
+
+
+def color(method: str) -> str:
+    return _STYLES[method][1]
+
+
+def line(method: str) -> dict[str, Any]:
+    """Return the arguments of `plot` for a curve of the method."""
+    _, shade, dash, _ = _STYLES[method]
+    return {"color": shade, "linestyle": dash, "linewidth": 2.2 if method == "decentlam" else 1.5}
+
+
+def points(method: str) -> dict[str, Any]:
+    """Return the arguments of `plot` for measurements of the method."""
+    _, shade, _, marker = _STYLES[method]
+    return {"color": shade, "linestyle": "none", "marker": marker, "markersize": 5}
+
+
+def both(method: str) -> dict[str, Any]:
+    """Return the arguments of `plot` for a curve with its measurements, as in a legend."""
+    return points(method) | line(method)
+
+
+def plain_ticks(ax: Axes, values: Sequence[float]) -> None:
+    """Put these values, and no others, on a logarithmic x-axis as plain numbers."""
+    low, high = ax.get_xlim()
+    shown = [value for value in values if low <= value <= high]
+    ax.set_xticks(shown, [f"{value:g}" for value in shown])
+    ax.set_xticks([], minor=True)
+
+
+def axes(count: int, size: tuple[float, float], columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """Return a figure of so many panels."""
+    figure = Figure(figsize=size, layout="constrained")
+    columns = min(columns, count)
+    grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
+    for ax in grid:
+        ax.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, list(grid)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure to a file; the same figure gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+    with matplotlib.rc_context({"svg.hashsalt": "decentlam"}):
+        figure.savefig(path, dpi=150, metadata=metadata)
+    return path

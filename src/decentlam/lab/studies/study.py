@@ -1,0 +1,97 @@
+"""A study: recipe -> records -> table and figures, written to a run directory anyone can read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from decentlam.lab.plot_style import save
+from decentlam.lab.values import Record as Record
+from decentlam.lab.values import Tick as Tick
+from decentlam.lab.values import plain as plain
+from decentlam.lab.values import show as show
+from decentlam.lab.versions import versions
+
+
+@dataclass(frozen=True)
+class Study:
+    """What `decentlam reproduce` needs to know of a study; the functions after `run` are pure."""
+
+    name: str
+    summary: str
+    recipe: Callable[..., Any]  # (nodes, seed, quick) -> a frozen value
+    run: Callable[..., list[Record]]  # (recipe, tick), and directory where it is resumable
+    table: Callable[[Sequence[Record]], list[Record]]
+    notes: Callable[[Any, Sequence[Record]], list[str]]
+    figures: Callable[[Sequence[Record]], Mapping[str, Figure]]
+    resumable: bool = False  # keeps its parts in the directory, and continues from what is there
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study found, and the files it was written to."""
+
+    recipe: Any
+    table: list[Record]
+    notes: list[str]
+    files: list[Path]
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """Take no notice of progress."""
+
+
+def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> Result:
+    """Run the study and write recipe.json, records.jsonl, table.md and the figures."""
+    directory.mkdir(parents=True, exist_ok=True)  # first: a run must not end at a read-only disk
+    try:
+        where = {"directory": directory} if study.resumable else {}
+        records = study.run(recipe, tick, **where)
+    except BaseException:
+        with suppress(OSError):  # not empty
+            directory.rmdir()
+        raise
+    table, notes = study.table(records), study.notes(recipe, records)
+    files = {
+        "recipe.json": json.dumps(describe(study, recipe), indent=2) + "\n",
+        "records.jsonl": "".join(json.dumps(plain(r), allow_nan=False) + "\n" for r in records),
+        "table.md": markdown(table) + "".join(f"\n{note}\n" for note in notes),
+    }
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    figures = [
+        save(figure, directory / f"{name}.{kind}")
+        for name, figure in study.figures(records).items()
+        for kind in ("png", "svg")
+    ]
+    return Result(recipe, table, notes, [*(directory / name for name in files), *figures])
+
+
+def describe(study: Study, recipe: Any) -> Record:
+    """Return the recipe's values and the versions that ran it."""
+    return {
+        "study": study.name,
+        "recipe": plain(dataclasses.asdict(recipe)),
+        "versions": versions(matplotlib=matplotlib.__version__),
+    }
+
+
+def markdown(rows: Sequence[Record]) -> str:
+    """Return the rows as a Markdown table; all rows have the same keys."""
+    head = [key.replace("_", " ") for key in rows[0]]
+    lines = [head, ["---"] * len(head), *([show(value) for value in row.values()] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def fitted_slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the power p of y ~ x^p, by least squares on the logarithms."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])

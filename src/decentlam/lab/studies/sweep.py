@@ -1,0 +1,193 @@
+"""Many training runs of one study: in parallel, each in a directory of its own, never twice."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decentlam.checkpoint.directory import find
+from decentlam.lab.recipes import Recipe, from_json
+from decentlam.lab.studies.study import Record, Tick, silent
+from decentlam.lab.train import Stop, train
+from decentlam.lab.train.records import CHECKPOINT, RUN, SCORES, read, read_recipe
+from decentlam.lab.values import parse_json
+
+OVER = ("finished", "diverged")  # a run that ended so is not run again
+Cost = tuple[float, float, int]  # seconds besides steps, seconds per step, steps per epoch
+_stop = Stop()  # of all runs of this process
+_SHORT = 4  # steps of a run that only tells how long the others will take
+
+
+def name(recipe: Recipe) -> str:
+    """Return the name of a run's directory: everything that studies vary."""
+    words = [recipe.data, recipe.model, recipe.shards.replace(":", "-"), recipe.topology]
+    words += [str(recipe.nodes), recipe.method, f"batch{recipe.batch}", f"lr{recipe.lr:g}"]
+    return "-".join([*words, f"epochs{recipe.epochs:g}", f"seed{recipe.seed}"])
+
+
+def sweep(
+    recipes: Sequence[Recipe], directory: Path, tick: Tick = silent, jobs: int | None = None
+) -> list[Record]:
+    """Return one record per recipe, in their order, from the runs in directory/runs.
+
+    Runs that are over are not repeated. `jobs` processes of one thread each work at a time; unless
+    given, as many as torch would use threads: one per core, or OMP_NUM_THREADS. One job needs no
+    other process. Interrupted, the processes stop after their step; called again, they go on from
+    there.
+    """
+    places = {recipe: directory / "runs" / name(recipe) for recipe in recipes}
+    if len(set(places.values())) < len(places):
+        raise ValueError("two recipes of a sweep differ in something that their names do not say")
+    waiting = [recipe for recipe, place in places.items() if outcome(recipe, place) is None]
+    if waiting:
+        jobs = min(jobs or torch.get_num_threads(), len(waiting))
+        _run({r: places[r] for r in waiting}, jobs, tick, len(places))
+    tick(len(places), len(places), "done")
+    return [_found(recipe, places[recipe]) for recipe in recipes]
+
+
+def outcome(recipe: Recipe, place: Path) -> Record | None:
+    """Return the record of a run; None if it is not over, or was of another recipe."""
+    try:
+        info = parse_json((place / RUN).read_text(encoding="utf-8"))
+        records = read(place)
+        same = from_json(info["recipe"]) == recipe
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    end = records[-1] if records else {}
+    if not same or end.get("status") not in OVER:
+        return None
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    scores = evaluations[-1] if evaluations and end["status"] == "finished" else {}
+    varied = ("data", "model", "shards", "topology", "nodes", "method", "batch", "lr", "epochs")
+    return {
+        **{field: getattr(recipe, field) for field in (*varied, "seed")},
+        "status": end["status"],
+        "step": end["step"],
+        "steps": info["steps"],
+        **{score: scores.get(score) for score in SCORES[recipe.task]},
+        "seconds": end["seconds"],
+        "run": place.name,
+    }
+
+
+def _found(recipe: Recipe, place: Path) -> Record:
+    found = outcome(recipe, place)
+    if found is None:
+        raise ValueError(f"the run in {place} did not end; run the study again to continue it")
+    return found
+
+
+def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
+    before = total - len(places)
+    if jobs == 1:
+        tick(before, total, _estimate(list(places), map(_cost, _kinds(places).values()), jobs))
+        for count, (recipe, place) in enumerate(places.items(), before + 1):
+            train_in_place(recipe, place)
+            tick(count, total, place.name)
+        return
+    context = multiprocessing.get_context("spawn")
+    hears, asks = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(hears,))
+    try:
+        tick(before, total, _estimate(list(places), pool.map(_cost, _kinds(places).values()), jobs))
+        futures = {pool.submit(train_in_place, r, place): place for r, place in places.items()}
+        for count, future in enumerate(as_completed(futures), before + 1):
+            future.result()
+            tick(count, total, futures[future].name)
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a process that trained was ended from outside, perhaps for lack of memory. Runs that "
+            "were over are kept: the same command continues"
+        ) from None
+    finally:
+        asks.close()
+        pool.shutdown(wait=True, cancel_futures=True)
+        hears.close()
+
+
+def _kinds(recipes: Iterable[Recipe]) -> dict[tuple[Any, ...], Recipe]:
+    """Return a recipe of each kind that takes a time of its own."""
+    return {_kind(recipe): recipe for recipe in recipes}
+
+
+def _kind(recipe: Recipe) -> tuple[Any, ...]:
+    return recipe.data, recipe.model, recipe.batch, recipe.nodes
+
+
+def _estimate(recipes: Sequence[Recipe], costs: Iterable[Cost], jobs: int) -> str:
+    """Say how long all runs will take, from a few steps of each kind."""
+    of_kind = dict(zip(_kinds(recipes), costs, strict=True))
+    seconds = 0.0
+    for recipe in recipes:
+        fixed, each, per_epoch = of_kind[_kind(recipe)]
+        seconds += fixed + each * recipe.steps(per_epoch)
+    return f"{len(recipes)} runs, about {words(seconds / jobs)} with {jobs} at a time"
+
+
+def words(seconds: float) -> str:
+    """Return a time as people say it."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _cost(recipe: Recipe) -> Cost:
+    """Time a few steps, after one that pays for imports and tells how many an epoch has."""
+    short = replace(recipe, epochs=1e-9, warmup_epochs=0.0, schedule="constant", log_every=1)
+    with tempfile.TemporaryDirectory() as directory:
+        first, place = Path(directory) / "first", Path(directory) / "run"
+        train_in_place(short, first)
+        per_epoch = parse_json((first / RUN).read_text(encoding="utf-8"))["steps_per_epoch"]
+        begun = time.perf_counter()
+        train_in_place(replace(short, epochs=_SHORT / per_epoch), place)
+        total = time.perf_counter() - begun
+        steps = [r["step_seconds"] for r in read(place) if r["kind"] == "step"]
+    return max(0.0, total - sum(steps)), sum(steps) / len(steps), per_epoch
+
+
+def _begin(parent_end: Connection) -> None:
+    """Prepare a process: one thread, and Ctrl-C is left to the parent.
+
+    The parent asks for a stop by closing its end of this connection. An Event would do, but
+    `set` waits for ever for a waiter that was killed.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(parent_end,), daemon=True).start()
+
+
+def train_in_place(recipe: Recipe, place: Path) -> None:
+    """Continue the run in `place` if it is the same one and left a checkpoint; else start anew."""
+    try:
+        saved = find(place / CHECKPOINT) is not None
+        resume = saved and read_recipe(place) == (recipe, True)
+    except ValueError:
+        resume = False
+    if not resume:
+        shutil.rmtree(place, ignore_errors=True)
+    summary = train(recipe, place, simulate=True, resume=resume, stop=_stop)
+    if summary.status != "interrupted":
+        shutil.rmtree(place / CHECKPOINT, ignore_errors=True)
+
+
+def _watch(parent_end: Connection) -> None:
+    """Stop after a step when asked to, and at once when the parent was killed."""
+    wait([parent_end])
+    _stop.requested = True
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,326 @@
+"""The nodes that the training loop trains: all of them simulated, or the one of this process.
+
+Both engines have the same attributes and methods. `train`, `evaluate`, `mean`, `highest`, `save`
+and `load` are called by all processes of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentlam.algorithms import Algorithm
+from decentlam.checkpoint import Saving, directory, load_checkpoint, save_checkpoint
+from decentlam.checkpoint.saving import settle
+from decentlam.data import Change, Deal, Place
+from decentlam.elastic import membership
+from decentlam.errors import CheckpointError, ExchangeError
+from decentlam.lab.data import Batches, load_batches
+from decentlam.lab.data.loading import StepBatches
+from decentlam.lab.recipes import Recipe
+from decentlam.lab.train.meter import Meter
+from decentlam.lab.train.tasks import Outcome, Scores, Task
+from decentlam.network.network import ALONE, Network
+from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.options import Stable
+from decentlam.topology import Topology
+
+KEEP = 2  # checkpoints of a run
+
+# Scores of the averaged model and of the nodes' own; what the averaged model did on test batches.
+Evaluated = tuple[Scores, list[Outcome]]
+StepStream = Generator[StepBatches, None, None]
+Survives = tuple[type[Exception], ...]
+
+
+class SimulatedEngine:
+    """All nodes' models in this process."""
+
+    alone = True  # whether this process decides by itself when to stop
+    writes = True  # whether it writes the run directory
+    survives: Survives = ()  # errors of an evaluation or a checkpoint that the run goes on after
+
+    def __init__(self, recipe: Recipe, task: Task, steps_per_epoch: int) -> None:
+        self._recipe, self._task = recipe, task
+        torch.manual_seed(recipe.seed)  # of dropout; nothing else draws from torch's own numbers
+        self._algorithm, self._network, _ = recipe.chosen()
+        self._nodes = task.simulated(self._algorithm, self._network)
+        self._factor = recipe.factor(steps_per_epoch)
+        self.num_nodes = recipe.nodes
+        self.parameters = self._nodes.x.shape[1]
+        self.step = 0  # how many the run has taken
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self._recipe.lr * self._factor(self.step)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What the last step cost a node of this process."""
+        sent = models_sent(self._algorithm, self._network, self.step - 1)
+        bytes_sent = sent * self.parameters * self._nodes.x.element_size()
+        return {"wait_seconds": 0.0, "bytes_sent": bytes_sent}
+
+    def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
+        """Return what `train` takes, step by step."""
+        nodes = range(self.num_nodes)
+        return load_batches(self._task, batches, nodes, self.step, last_step, workers)
+
+    def train(self, batches: StepBatches) -> Tensor:
+        """Take a step on a batch for each node; return the losses before it, (nodes,)."""
+        losses = self._task.simulated_step(self._nodes, batches, self.lr)
+        self.step += 1
+        return losses
+
+    def evaluate(self, workers: int) -> Evaluated:
+        """Score the averaged model and every node's own on the whole test set."""
+        average = self._nodes.averaged()
+        self._task.settle(average)
+        models = [average, *(self._nodes.node(rank) for rank in range(self.num_nodes))]
+        batches = self._task.test_batches(workers)
+        by_batch = [[self._task.score(model, batch) for model in models] for batch in batches]
+        outcomes = [list(of_model) for of_model in zip(*by_batch, strict=True)]
+        averaged, *nodes = map(self._task.numbers, outcomes)
+        distance = self._nodes.consensus_distance()
+        return evaluation_scores(self._task, averaged, nodes, distance), outcomes[0]
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """Return each value in the mean over all processes."""
+        return list(values)
+
+    def highest(self, values: Sequence[float]) -> list[float]:
+        """Return the highest of each value over all processes."""
+        return list(values)
+
+    def save(self, path: Path, meter: Meter) -> Saving:
+        settle()
+        content = {
+            "nodes": self._nodes.state_dict(),
+            "meter": meter.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+        meta = {"method": "simulated", "step": self.step, "num_nodes": 1, "processes_per_node": 1}
+        return Saving(ALONE, path, meta, content, KEEP, background=True)
+
+    def load(self, path: Path, meter: Meter) -> None:
+        settle()
+        meta, content = directory.read(directory.locate(path), 0)
+        if content.keys() != {"nodes", "meter", "rng"}:
+            raise CheckpointError(f"{path} is not the checkpoint of a simulated run")
+        self._nodes.load_state_dict(content["nodes"])
+        meter.load_state_dict(content["meter"])
+        torch.set_rng_state(content["rng"])
+        self.step = int(meta["step"])
+
+
+@dataclass(frozen=True)
+class PastMembers:
+    """Who the members of an elastic run were until the checkpoint it began with, and its step."""
+
+    history: tuple[Change, ...] = ()
+    step: int = 0
+
+
+def read_past(path: Path) -> PastMembers:
+    """Return the members of the run that saved the checkpoint."""
+    meta, content = directory.read(directory.locate(directory.local(path)), 0)
+    try:
+        history = content["others"]["members"]["history"]
+        changes = tuple(Change.from_json(change) for change in history)
+    except (LookupError, TypeError, ValueError):
+        raise CheckpointError(
+            f"the run in {path.parent} was not started with --elastic; resume it without"
+        ) from None
+    return PastMembers(changes, meta["step"])
+
+
+class ProcessEngine:
+    """The model of this process's node and its optimizer; the other nodes are other processes.
+
+    With `past` the run is elastic: nodes come and go, and samples are given out to whoever is
+    there. A new process takes its state from another; checkpoints are for the day that all are
+    gone, and hold how samples were given out.
+    """
+
+    def __init__(
+        self, recipe: Recipe, task: Task, steps_per_epoch: int, past: PastMembers | None = None
+    ) -> None:
+        self._recipe, self._task, self._past = recipe, task, past
+        self._factor = recipe.factor(steps_per_epoch)
+        self._model = task.model()
+        self.parameters = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+        if past is None:
+            algorithm, topology, _ = recipe.chosen()
+            options: dict[str, Any] = {"topology": topology, "stable": "ignore"}
+        else:  # it chooses anew for every number of nodes
+            algorithm, stable = recipe.algorithm(), cast(Stable, recipe.stable)
+            options = {"topology": recipe.topology, "stable": stable, "elastic": True}
+            options["model"] = self._model
+        self._optimizer = DecentralizedOptimizer(
+            list(self._model.named_parameters()),
+            algorithm,
+            recipe.lr,
+            weight_decay=recipe.weight_decay,
+            **options,
+        )
+        run = None if past is None else membership.current()
+        number = self._network.node if run is None else run.me
+        torch.manual_seed(recipe.seed + number)  # of dropout, different on every node
+        self._joins = run is not None and run.joins
+        # An elastic run is ended by the process that started it, and survives deaths: the next
+        # step sees to them.
+        self.alone = past is not None or self._network.num_processes == 1
+        self.survives: Survives = () if past is None else (ExchangeError,)
+
+    @property
+    def _network(self) -> Network:
+        return self._optimizer.network
+
+    @property
+    def writes(self) -> bool:
+        """Node 0 does; when that one dies, the next is node 0."""
+        return self._network.node == 0
+
+    @property
+    def num_nodes(self) -> int:
+        return self._network.num_nodes
+
+    @property
+    def step(self) -> int:
+        """Grows by more than 1 where this node was behind when the members changed."""
+        return self._optimizer.place.step
+
+    @property
+    def lr(self) -> float:
+        return self._recipe.lr * self._factor(self.step)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        last = self._optimizer.statistics
+        return {"wait_seconds": last.wait_seconds, "bytes_sent": float(last.bytes_sent)}
+
+    def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
+        if self._past is not None:
+            return self._shared_batches(batches)
+        nodes = [self._network.node]
+        return load_batches(self._task, batches, nodes, self.step, last_step, workers)
+
+    def _shared_batches(self, batches: Batches) -> StepStream:
+        """Take batches from one stream for all nodes; none is made ahead, for nobody knows who will
+        be there."""
+        stream = Deal(len(self._task.labels), batches.batch_per_node)
+        while True:
+            number = stream.position(self._place) // batches.batch_per_node
+            yield [batches.load(self._task, number, 0)]
+
+    @property
+    def _place(self) -> Place:
+        place, past = self._optimizer.place, self._past
+        return place.after(past.history, past.step) if past and past.history else place
+
+    def train(self, batches: StepBatches) -> Tensor:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.lr
+        self._model.train()
+        self._optimizer.zero_grad()
+        pieces = self._task.pieces(batches[0], self._recipe.micro_batch)
+        losses = []
+        for k, (piece, share) in enumerate(pieces):
+            last = k == len(pieces) - 1
+            with contextlib.nullcontext() if last else self._optimizer.no_sync():
+                loss = self._task.loss(self._model, piece) * share
+                loss.backward()
+            losses.append(loss.detach())
+        self._optimizer.step()
+        return torch.stack(losses).sum(0, keepdim=True)
+
+    def evaluate(self, workers: int) -> Evaluated:
+        """Everyone scores its own model on the whole test set, and the averaged one on every n-th
+        batch: in one pass, because images may have to be decoded for it."""
+        task, network = self._task, self._network
+        with self._optimizer.averaged(self._model):
+            average = copy.deepcopy(self._model)
+        task.settle(average)
+        own, share = [], []
+        for k, batch in enumerate(task.test_batches(workers)):
+            own.append(task.score(self._model, batch))
+            if k % network.num_nodes == network.node:
+                share.append(task.score(average, batch))
+        reports = network.gather((task.numbers(own), share))
+        averaged = [outcome for _, share in reports for outcome in share]
+        nodes = [numbers for numbers, _ in reports]
+        distance = self._optimizer.consensus_distance()
+        return evaluation_scores(task, task.numbers(averaged), nodes, distance), averaged
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        sums = self._reduced(values, dist.ReduceOp.SUM)
+        return sums if self.alone else [value / self._network.num_processes for value in sums]
+
+    def highest(self, values: Sequence[float]) -> list[float]:
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        """Reduce over all processes; in an elastic run of this node alone, for others may be
+        dead."""
+        if self.alone:
+            return list(values)
+        device = self._network.control_device
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
+        with self._network.errors():
+            dist.all_reduce(tensor, how, group=self._network.group)
+        return [float(value) for value in tensor]
+
+    def state_dict(self) -> dict[str, Any]:
+        """How samples were given out."""
+        return {"history": [asdict(change) for change in self._place.history]}
+
+    def save(self, path: Path, meter: Meter) -> Saving:
+        objects: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer, "keep": KEEP}
+        if self._past is not None:
+            return save_checkpoint(path, **objects, members=self)
+        return save_checkpoint(path, **objects, meter=meter, background=True)
+
+    def load(self, path: Path, meter: Meter) -> None:
+        more = {"meter": meter} if self._past is None else {"members": None}
+        if not self._joins:  # else it has the state of another node, which is further
+            load_checkpoint(path, model=self._model, optimizer=self._optimizer, **more)
+
+
+Engine: TypeAlias = SimulatedEngine | ProcessEngine
+
+
+def evaluation_scores(
+    task: Task, averaged: Scores, nodes: Sequence[Scores], distance: float
+) -> Scores:
+    """Return the numbers of an evaluation record: of the averaged model, and of the nodes' own
+    models."""
+
+    def mean(name: str) -> float | None:
+        known = [value for own in nodes if (value := own[name]) is not None]
+        return sum(known) / len(known) if len(known) == len(nodes) else None
+
+    main = [own[task.main] or 0.0 for own in nodes]
+    return {
+        **{f"averaged_{name}": value for name, value in averaged.items()},
+        **{f"nodes_{name}": mean(name) for name in averaged},
+        f"nodes_{task.main}_min": min(main),
+        f"nodes_{task.main}_max": max(main),
+        "consensus_distance": distance,
+    }
+
+
+def models_sent(algorithm: Algorithm, network: Topology, step: int) -> float:
+    """Return what a node sends at a step, in the mean, in units of one tensor of the model's
+    size."""
+    peers = network.messages(step).double().mean().item()
+    sent = algorithm.reach(step).messages_sent(network.num_nodes, peers)
+    return algorithm.payloads(step) * sent

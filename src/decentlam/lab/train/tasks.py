@@ -1,0 +1,128 @@
+"""What is trained: the questions that one training loop asks of classification and detection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from decentlam.algorithms import Algorithm
+from decentlam.lab.recipes import Recipe
+from decentlam.topology import Topology
+
+Batch = Any  # of one node, as `train_batch` makes it
+Outcome = Any  # what a model did on a test batch; plain values that processes can send each other
+Scores = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Where a run computes, and how: float32, float64, or float32 with the forward pass in
+    bfloat16 where that is safe."""
+
+    precision: str
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.precision == "bfloat16" else None
+
+    def model(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device, self.dtype)
+
+    def inputs(self, inputs: Tensor) -> Tensor:
+        return inputs.to(self.device, self.dtype, non_blocking=True)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)
+
+
+class SimulatedNodes(Protocol):
+    """All nodes' models in one process."""
+
+    @property
+    def x(self) -> Tensor:
+        """All parameters that are trained, (n, d)."""
+
+    def node(self, rank: int) -> nn.Module: ...
+
+    def averaged(self) -> nn.Module: ...
+
+    def consensus_distance(self) -> float: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None: ...
+
+
+class Task(Protocol):
+    """What is learned: from data to batches, from a batch to a loss, from a model to its scores."""
+
+    @property
+    def main(self) -> str:
+        """The score that tells the most, as records name it."""
+
+    @property
+    def labels(self) -> Tensor:
+        """One for each training sample, (N,): shards are sorted by them."""
+
+    @property
+    def shapes(self) -> Tensor | None:
+        """The group of each training sample, (N,), if samples of a batch should be of one."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the data before training starts."""
+
+    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch: ...
+
+    def pieces(self, batch: Batch, size: int | None) -> list[tuple[Batch, float]]:
+        """Split the batch into pieces of so many samples, each with its share of them."""
+
+    def model(self) -> nn.Module:
+        """Return the model at its start, the same on every node."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean over the samples, one number to call `backward` on."""
+
+    def simulated(self, algorithm: Algorithm, network: Topology) -> SimulatedNodes:
+        """Put all nodes into this process."""
+
+    def simulated_step(self, nodes: Any, batches: Sequence[Batch], lr: float) -> Tensor:
+        """Take one step of all nodes on their batches; return their losses before it, (n,)."""
+
+    def settle(self, average: nn.Module) -> None:
+        """Make the averaged model ready to be scored."""
+
+    def test_batches(self, workers: int) -> Iterator[Any]: ...
+
+    def score(self, model: nn.Module, batch: Any) -> Outcome:
+        """Return what the model does on a test batch; it is left in evaluation mode."""
+
+    def numbers(self, outcomes: Sequence[Outcome]) -> Scores:
+        """Return the scores of a model from what it did on all test batches, in any order."""
+
+    def illustrate(self, directory: Path, outcomes: Sequence[Outcome]) -> None:
+        """Write examples of what the averaged model does, for the report."""
+
+
+def make_task(recipe: Recipe, numerics: Numerics) -> Task:
+    """Make the task of a recipe, its data read and checked."""
+    if recipe.task == "detection":
+        from decentlam.lab.detection.task import Detection
+
+        return Detection.of(recipe, numerics)
+    from decentlam.lab.train.classification import Classification
+
+    return Classification.of(recipe, numerics)

@@ -1,0 +1,546 @@
+"""The heartbeat: a process that dies, freezes or is cut off is noticed by all others, and named.
+
+Every process writes a counter to the store a few times within `heartbeat_seconds` and reads those
+of the others. Who was silent for that long is lost; on one machine the end of a process is seen at
+once. The first to find out writes down who was lost, so that all name the same cause. Then every
+process closes its connections: whoever waits gets its error now and not after a timeout.
+
+    thread                may touch
+    decentlam store       the store
+    decentlam heartbeat   what this class keeps, and the groups that it closes
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from decentlam.errors import ExchangeError
+from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, address_of
+
+log = logging.getLogger(__name__)
+
+USUAL_SECONDS = 10.0
+_BEATS = 8  # within the limit
+_STORE_LIMITS = 2  # the store, which many ask, may take this many times the limit
+_BUSY_LIMITS = 6  # and so may a process that can be seen to run, on the same machine
+_LONGEST_BEAT = 1.0
+_GONE = 2  # answers in a row without which the store counts as gone
+_READ_SECONDS = 10.0  # that the process of the store stays for others to read that it leaves
+_FIRST_SECONDS = 60.0  # of a store that answers for the first time
+_END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
+_TAG = (1 << 13) - 1  # of a message that nobody sends
+_GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
+_LET_GO_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """Why the members cannot go on as they are."""
+
+    text: str
+    lost: tuple[int, ...] = ()  # who is gone
+
+
+@dataclass
+class _Seen:
+    """What is known of another process."""
+
+    beat: dict[str, Any]
+    since: float  # when its heartbeat last changed
+    pidfd: int | None = None  # on this machine: can be polled for its end
+    ended: bool = False
+
+    def end(self) -> None:
+        """It has ended, or is not watched any more."""
+        self.ended = True
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Heartbeat:
+    """Beats for this process and watches the others. Processes have numbers that never change."""
+
+    def __init__(self, store: dist.Store, me: int, members: Sequence[int], generation: int) -> None:
+        self.me = me
+        self.calls = StoreCalls(store)
+        self.limit = USUAL_SECONDS
+        self._facts = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "machine": _space("pid"),
+            "net": _space("net"),
+        }
+        self._count = 0
+        self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+        self.waits_for_nccl = False  # which nobody can interrupt
+        self._seen: dict[int, _Seen] = {}
+        self._heard: set[int] = set()  # who has beaten in this store
+        self.host = 0  # whose process the store is in, perhaps
+        self.moves = False  # whether the store may be exchanged for another
+        self.store_error: StoreError | None = None  # why the store is of no use any more
+        self._lost: dict[int, str] = {}
+        self._concerned: set[int] = set()  # whose loss matters here; empty: everyone's
+        self._lock = threading.Lock()
+        self.interrupted_at = 0.0
+        self._wake, self._stopped, self._closed = os.pipe(), False, False
+        self.follow(members, generation)
+        self.calls.call(self._beat, _FIRST_SECONDS)  # others may look for it from here on
+        self._thread = threading.Thread(target=self._run, name="decentlam heartbeat", daemon=True)
+        self._thread.start()
+
+    def follow(self, members: Sequence[int], generation: int) -> None:
+        """From here on these are watched, and what troubled the generation before is over."""
+        with self._lock:
+            self.members, self.generation = list(members), generation
+            self.interruption: Interruption | None = None
+            self._known = threading.Event()
+            self._groups.clear()
+            self._concerned.clear()
+            now = time.monotonic()
+            for seen in list(self._seen.values()):
+                seen.since = now
+
+    def use(self, calls: StoreCalls, members: Sequence[int], generation: int) -> None:
+        """Goes on in another store. Members that do not come there in time are lost."""
+        self.follow(members, generation)
+        with self._lock:
+            left, self.calls, self._heard = self.calls, calls, set()
+            unknown = [m for m in members if m != self.me and m not in self._seen]
+            self._lost = dict.fromkeys(unknown, "it was never heard")
+            self.store_error = None
+        left.close()  # the thread may be waiting there
+        calls.call(self._beat, max(self.limit, 5.0))
+        self._wake_up()
+
+    def concern(self, ranks: Sequence[int] | None) -> None:
+        """Whom this process trains with; None is everyone. Others may be lost without a word, and
+        who was lost is forgotten when the script goes on without it."""
+        with self._lock:
+            wanted = set(self.members if ranks is None else ranks)
+            lost = set() if self.interruption is None else set(self.interruption.lost)
+            if lost and not lost & wanted:
+                self.interruption, self._known = None, threading.Event()
+                self._groups.clear()
+                self._concerned = wanted
+            self._concerned |= wanted
+
+    def guard(self, *groups: dist.ProcessGroup | None) -> None:
+        """Connections of these groups are closed when somebody is lost; those of NCCL cannot be."""
+        for group in groups:
+            if group is not None and "gloo" in dist.get_backend_config(group):
+                with self._lock:
+                    self._groups.add(group)
+                if self.interruption is not None:  # it came while the group was formed
+                    close_connections(group)
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Members that are gone, and how that was seen."""
+        return dict(self._lost)
+
+    @property
+    def left(self) -> list[int]:
+        """Members that have ended in order."""
+        return [m for m in self.lost if m in self._seen and self._seen[m].beat["left"]]
+
+    def report(self, text: str, lost: Sequence[int] = ()) -> None:
+        """Tells all members that this generation cannot go on; the first report counts."""
+        with contextlib.suppress(ExchangeError):
+            found, generation = Interruption(text, tuple(lost)), self.generation
+            self.calls.call(lambda store: _declare(store, generation, found), self.limit)
+        self._wake_up()
+
+    def wait_for_cause(self, patience: float) -> Interruption | None:
+        """Why an exchange failed; None if nobody is lost. Silence takes a while to be heard."""
+        if all(member == self.me for member in self.members):
+            return self.interruption  # there is nobody who could be lost
+        deadline = time.monotonic() + min(patience, 1.5 * self.limit + 1.0)
+        while not self._known.wait(0.1) and not self.left and time.monotonic() < deadline:
+            continue
+        if self.left:  # perhaps because of what is about to be known here, too
+            self._known.wait(1.0)
+        return self.interruption
+
+    def wait_until_all_are_seen(self, seconds: float) -> None:
+        """Blocks until every member was there; an error if one of those who were is lost."""
+        deadline = time.monotonic() + seconds
+        while missing := [m for m in self.members if m not in self._seen and m != self.me]:
+            if self._lost or self.interruption is not None:
+                break
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, missing))
+                raise ExchangeError(f"process {names} did not come within {seconds:g} s")
+            self._wake_up()
+            time.sleep(0.1)
+        if self._lost:
+            gone = "; ".join(f"{self.name(m)}: {how}" for m, how in self.lost.items())
+            raise ExchangeError(f"lost before the run began: {gone}")
+
+    def name(self, member: int) -> str:
+        """A process, as a user would look for it."""
+        seen = self._seen.get(member)
+        where = f" (pid {seen.beat['pid']} on {seen.beat['host']})" if seen is not None else ""
+        return f"process {member}{where}"
+
+    def leave(self) -> None:
+        """This process ends in order: nobody should call it lost."""
+        if not self._stopped:
+            self._stopped = True
+            with contextlib.suppress(ExchangeError):
+                self.calls.call(lambda store: self._beat(store, left=True), 1.0)
+                self._let_others_read()
+            self.calls.close()
+            self._wake_up()
+            self._thread.join(_END_SECONDS)
+            self.calls.join(_END_SECONDS)
+
+    def _let_others_read(self) -> None:
+        """The store may end with this process; before, all should know that it left in order."""
+        first: dict[int, int] = {}
+        deadline = time.monotonic() + min(self.limit, _READ_SECONDS)
+        while self.me == self.host and time.monotonic() < deadline:
+            others = [m for m in list(self._seen) if m not in self._lost]
+            beats = self.calls.call(partial(_beats, members=others), 1.0)
+            behind = [
+                m
+                for m, beat in beats.items()
+                if not beat["left"] and beat["count"] < first.setdefault(m, beat["count"]) + 2
+            ]
+            if not behind:
+                return
+            time.sleep(0.1)
+
+    def _wake_up(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.write(self._wake[1], b".")
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two beats, at most."""
+        return min(_LONGEST_BEAT, self.limit / _BEATS)
+
+    # In the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        last, gone = time.monotonic(), 0
+        while not self._stopped and (gone < _GONE or self.moves):
+            with self._lock:
+                calls, heard = self.calls, self._heard
+            try:
+                last, gone = self._look_round(last, calls, heard), 0
+            except StoreGoneError as error:
+                gone += 1
+                if calls is self.calls and gone >= _GONE and self.host not in self.left:
+                    self.store_error = error  # its process did not end in order
+                    self._stop_waiting(Interruption(f"{error}. Perhaps its process has died"))
+                time.sleep(self._interval / 2)
+            except StoreError as error:
+                if calls is self.calls and not self._stopped:
+                    self.store_error = error
+                    self._stop_waiting(
+                        Interruption(f"{error}. Perhaps this process itself was cut off")
+                    )
+                time.sleep(0.0 if self._stopped else self._interval)
+            except Exception:  # whatever it is, the others must go on hearing this process
+                log.exception("the heartbeat could not look at the others")
+                time.sleep(self._interval)
+        with self._lock:
+            self._closed = True
+            for descriptor in self._wake:
+                os.close(descriptor)
+        for seen in self._seen.values():
+            seen.end()
+
+    def _look_round(self, last: float, calls: StoreCalls, heard: set[int]) -> float:
+        """Beats, judges the others, sleeps; when it was."""
+        reading = calls.call(partial(self._exchange, heard), _STORE_LIMITS * self.limit)
+        now = time.monotonic()
+        if calls is self.calls:
+            self.store_error = None
+        self._judge(*reading, now, stalled=now - last > self.limit / 2)
+        self._sleep()
+        return now
+
+    def _sleep(self) -> None:
+        """Until the next beat, or until a process of this machine ends."""
+        waited = select.poll()
+        waited.register(self._wake[0], select.POLLIN)
+        watched = {seen.pidfd: seen for seen in self._seen.values() if seen.pidfd is not None}
+        for pidfd in watched:
+            waited.register(pidfd, select.POLLIN)
+        for descriptor, _ in waited.poll(1e3 * self._interval):
+            if descriptor == self._wake[0]:
+                os.read(descriptor, 4096)
+            else:
+                watched[descriptor].end()
+
+    def _beat(self, store: Any, left: bool = False) -> None:
+        self._count += 1
+        store.set(
+            f"beat/{self.me}", json.dumps({**self._facts, "count": self._count, "left": left})
+        )
+
+    def _exchange(
+        self, heard: set[int], store: Any
+    ) -> tuple[int, dict[int, dict[str, Any]], Interruption | None]:
+        """Beats, and reads the beats of the others and what troubles the generation."""
+        with self._lock:
+            generation, others = self.generation, [m for m in self.members if m != self.me]
+        self._beat(store)
+        there = [m for m in others if m in heard or store.check([f"beat/{m}"])]
+        beats = _beats(store, there)
+        heard.update(beats)
+        key = f"trouble/{generation}"  # after the beats: who left because of it had written it down
+        interruption = _read_interruption(store.get(key)) if store.check([key]) else None
+        return generation, beats, interruption
+
+    def _judge(
+        self,
+        generation: int,
+        beats: dict[int, dict[str, Any]],
+        interruption: Interruption | None,
+        now: float,
+        stalled: bool,
+    ) -> None:
+        for member, beat in beats.items():
+            seen = self._seen.get(member)
+            if seen is None:
+                self._seen[member] = self._look(beat, now)
+            elif beat != seen.beat:
+                seen.beat, seen.since = beat, now
+            else:
+                continue
+            self._lost.pop(member, None)
+        for member in [m for m in self.members if m in self._seen]:
+            seen = self._seen[member]
+            if stalled:  # while this process was stopped it heard nothing
+                seen.since = now
+                self._lost.pop(member, None)
+            how = self._how_lost(seen, now)
+            if how is not None:
+                self._lost[member] = how
+        with self._lock:
+            if generation != self.generation:
+                return
+            concerned = self._concerned or set(self.members)
+        gone = [m for m in self.members if m in self._lost and m in concerned - set(self.left)]
+        if (
+            interruption is not None
+            and interruption.lost
+            and not concerned & set(interruption.lost)
+        ):
+            interruption = None  # of those who train something else
+        if interruption is None and gone:
+            text = "; ".join(f"{self.name(m)} died or stopped: {self._lost[m]}" for m in gone)
+            interruption = found = Interruption(text, tuple(gone))
+            with contextlib.suppress(ExchangeError):
+                first = self.calls.call(lambda store: _declare(store, generation, found), 5.0)
+                interruption = first if concerned & set(first.lost) else found
+        if interruption is not None and self.interruption is None:
+            self._stop_waiting(interruption)
+
+    def _how_lost(self, seen: _Seen, now: float) -> str | None:
+        if seen.beat["left"]:
+            return "its script has ended"
+        if seen.ended:
+            return "it has ended"
+        busy = seen.pidfd is not None and seen.beat["net"] == self._facts["net"]
+        busy = busy and not _is_stopped(seen.beat["pid"])  # it may hold Python's lock
+        if now - seen.since > self.limit * (_BUSY_LIMITS if busy else 1):
+            return f"no heartbeat for {now - seen.since:.1f} s"
+        return None
+
+    def _stop_waiting(self, interruption: Interruption) -> None:
+        """Whoever waits, in whatever collective, gets its error now."""
+        if self.interruption is None:
+            self.interruption = interruption
+            self.interrupted_at = time.monotonic()
+            self._known.set()
+            with self._lock:
+                groups = list(self._groups)
+            for group in groups:
+                close_connections(group)
+            if self.waits_for_nccl:  # there may be no error that could tell
+                log.error(
+                    "%s; who waits in NCCL goes on waiting until its timeout", interruption.text
+                )
+
+    def _look(self, beat: dict[str, Any], now: float) -> _Seen:
+        if beat["machine"] is None or beat["machine"] != self._facts["machine"]:
+            return _Seen(beat, now)
+        try:
+            return _Seen(beat, now, os.pidfd_open(beat["pid"]))
+        except ProcessLookupError:
+            return _Seen(beat, now, ended=True)
+        except (OSError, AttributeError):  # a system, or a build of Python, without it
+            return _Seen(beat, now)
+
+
+def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
+    """Of a gloo group that was formed with another one."""
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
+
+
+def destroy_group(alone: bool = False) -> None:
+    """Leaves torch's default group, if there is one.
+
+    `alone`: the others may be waiting for this process, and not leave with it. gloo only closes
+    its connections, but NCCL waits until all leave, so that such a group is left to the system.
+
+    Before torch 2.8 gloo's thread needs Python's lock to let go of the last collective, and the
+    destructor of the group, which has that lock, waits for the thread: forever, if the collective
+    has ended just now.
+    """
+    global _forsaken
+    if not dist.is_initialized():
+        return
+    world = dist.group.WORLD
+    assert world is not None
+    backends = dist.get_backend_config(world)
+    if alone and "nccl" in backends:
+        _forsaken = weakref.ref(world)
+        if "gloo" in backends:
+            close_connections(world)
+    if _forsaken is not None and _forsaken() is world:
+        return
+    if _GLOO_NEEDS_PYTHON:
+        time.sleep(_LET_GO_SECONDS)
+    dist.destroy_process_group()
+
+
+def close_connections(group: dist.ProcessGroup) -> None:
+    """Ends everything that waits in a gloo group. A wait that times out closes all connections of
+    this process in the group; so one is made to."""
+    for rank in range(group.size()):
+        if rank != group.rank():
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], rank, _TAG).wait(timedelta(milliseconds=1))
+
+
+def _beats(store: Any, members: Sequence[int]) -> dict[int, dict[str, Any]]:
+    values = store.multi_get([f"beat/{m}" for m in members]) if members else []
+    return {m: json.loads(value) for m, value in zip(members, values, strict=True)}
+
+
+def _declare(store: Any, generation: int, interruption: Interruption) -> Interruption:
+    """Of several who find out, the first to write decides."""
+    text = json.dumps({"text": interruption.text, "lost": interruption.lost})
+    return _read_interruption(store.compare_set(f"trouble/{generation}", "", text))
+
+
+def _read_interruption(text: bytes) -> Interruption:
+    found = json.loads(text)
+    return Interruption(found["text"], tuple(found["lost"]))
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _space(kind: str) -> list[str] | None:
+    """What processes of one machine have alike: "pid", if they can see each other's end; "net", if
+    no link is between them."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return [boot, os.readlink(f"/proc/self/ns/{kind}")]
+    except OSError:
+        return None
+
+
+# The one of this process ------------------------------------------------------------------------
+
+_current: Heartbeat | None = None
+_watched: weakref.ref[dist.ProcessGroup] | None = None  # the default group that it is for
+_forsaken: weakref.ref[dist.ProcessGroup] | None = None  # one that is not to be destroyed
+
+
+def start(store: dist.Store, me: int, members: Sequence[int], generation: int = 0) -> Heartbeat:
+    """Begins to watch; the watch before, if there was one, ends."""
+    global _current
+    stop()
+    _current = Heartbeat(store, me, members, generation)
+    # Processes that multiprocessing forks end without atexit.
+    util.Finalize(None, stop, exitpriority=0)
+    return _current
+
+
+def of_default_group() -> Heartbeat | None:
+    """The watch over torch's default group, begun if there is none. None: it has no TCPStore."""
+    global _watched
+    world = dist.group.WORLD
+    assert world is not None
+    if _current is None or _watched is None or _watched() is not world:
+        store = dist.distributed_c10d._get_default_store()
+        if not hasattr(store, "clone") or address_of(store) is None:
+            return None  # torch before 2.7, MPI, or a file that every beat would make longer
+        started = start(store, dist.get_rank(), range(dist.get_world_size()))
+        _watched = weakref.ref(world)
+        return started
+    return _current
+
+
+def watches_default_group(watch: Heartbeat) -> None:
+    """The watch is for the group that was just formed."""
+    global _watched
+    assert dist.group.WORLD is not None
+    _watched = weakref.ref(dist.group.WORLD)
+    watch.guard(dist.group.WORLD)
+
+
+@atexit.register
+def stop() -> None:
+    """This process ends, or is about to watch another group."""
+    global _current
+    if _current is not None:
+        _current.leave()
+        _current = None
+
+
+def use_limit(heartbeat_seconds: float) -> None:
+    """How long a process may be silent before it counts as lost."""
+    if _current is not None:
+        _current.limit = heartbeat_seconds
+
+
+def interrupted() -> bool:
+    """Whether somebody is known to be lost; asked by whoever waits without torch."""
+    return _current is not None and _current.interruption is not None
+
+
+def explain(peer: str, patience: float) -> str | None:
+    """The first cause of a failed exchange with a peer, as far as it can be found; else None."""
+    if _current is None:
+        return None
+    interruption = _current.wait_for_cause(patience)
+    if interruption is not None:
+        named = peer[0].upper() + peer[1:]
+        return f"{interruption.text}. {named} may itself have been waiting for it."
+    left = [_current.name(member) for member in _current.left]
+    return f"{', '.join(left)} has left: its script has ended." if left else None

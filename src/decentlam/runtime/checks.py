@@ -1,0 +1,282 @@
+"""What watches the user's script: mistakes that would otherwise train something else in silence.
+
+`Checks.before` runs before a step sends or changes anything, `Checks.after` when all mixes are
+there. Between backward and step() a message must stay true to its gradient, parameters and lr:
+changes are noticed by the versions that torch counts for each tensor. It does not count writes
+through `.data`, so in the first steps values are compared, too, because a script that writes so
+does it from the start.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from decentlam.algorithms import Algorithm, Step
+from decentlam.errors import NonFiniteError, StaleMessageError
+from decentlam.exchange.base import Terms, combine
+from decentlam.network.network import Network
+from decentlam.runtime.bucket import Bucket, Snapshot
+from decentlam.runtime.param_groups import ParamGroup
+
+log = logging.getLogger(__name__)
+
+_COMPARED = 3  # first steps in which the values of tensors are compared, not only their versions
+_EQUAL = 2  # steps with equal messages after which the script is told
+_TRIED = 10  # first steps in which messages are compared: every look waits for a GPU
+_HYPER = ("lr", "weight_decay", "momentum", "nesterov")  # what a message is made with
+_SEEN = 8  # elements that a step must move for messages of 16 bits to tell whether it is the same
+
+
+class Checks:
+    """The checks of one runtime; most of them look in the first steps only."""
+
+    def __init__(
+        self, network: Network, buckets: Sequence[Bucket], frozen: Sequence[Tensor]
+    ) -> None:
+        self._network, self._buckets, self._frozen = network, buckets, frozen
+        self._largest = max(buckets, key=lambda bucket: len(bucket.shard_x), default=None)
+        self._looks_for_ddp = network.num_processes > 1
+        self._compared = self._equal = self._tried = 0
+        self._flags: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+        self.steps = 0  # taken since the runtime was built
+
+    def before(self, absent: bool, begun: bool) -> None:
+        """Refuse what would train nothing, or something else than it seems to."""
+        if self._flags is not None:
+            self.look()
+        for p in self._frozen:
+            if p.grad is not None:
+                raise RuntimeError(
+                    "a parameter that was frozen when the optimizer was built now has a gradient; "
+                    "build the optimizer after unfreezing it, or leave it out at first and pass it "
+                    "to add_param_group when it is unfrozen"
+                )
+        if not self.reclaim() and not absent and not begun and self._buckets:
+            raise RuntimeError(
+                "step() without any gradient: no parameter of this optimizer got one since "
+                "zero_grad(). Call backward() first. If the model's parameters were replaced (by "
+                "load_state_dict(assign=True) or a new module), build the optimizer anew; a node "
+                "without data goes on inside torch.distributed.algorithms.Join, or with zero "
+                "gradients."
+            )
+        if self._looks_for_ddp:
+            self._looks_for_ddp = False
+            self._refuse_ddp()
+
+    def reclaim(self) -> bool:
+        """Go on with parameters that were moved to other memory, if they are as they were; return
+        True if one of them has a gradient."""
+        has_gradient = False
+        for bucket in self._buckets:
+            for i, p in enumerate(bucket.params):
+                has_gradient = has_gradient or p.grad is not None
+                if not bucket.holds(i):
+                    reclaim(bucket, i)
+        return has_gradient
+
+    def snapshot(self, bucket: Bucket, group: ParamGroup) -> None:
+        """Note what the message of a bucket is made of."""
+        bucket.snapshot = snapshot(bucket.params, group, self.steps < _COMPARED)
+
+    def fresh(self, bucket: Bucket, group: ParamGroup) -> None:
+        """Refuse a message that was made of something else than step() sees."""
+        assert bucket.snapshot is not None
+        hyper, gradients, parameters = bucket.snapshot
+        now = snapshot(bucket.params, group, self.steps < _COMPARED)
+        if parameters != now[2]:
+            raise StaleMessageError(
+                "a parameter changed while its message was on the way (by load_state_dict or an "
+                "assignment between backward and step(), or with AWC-DmSGD after step()). Change "
+                "parameters between step() and backward, and with AWC-DmSGD use overlap='none'."
+            )
+        if not bucket.gathered:  # it needed no gradient, which may even have been replaced
+            return
+        if hyper != now[0]:
+            raise StaleMessageError(
+                "lr, momentum or weight decay changed between backward and step(): the message "
+                f"left with {hyper}, the group now has {now[0]}. Change them after step(), as "
+                "schedulers do, or use overlap='none'."
+            )
+        if gradients != now[1]:
+            raise StaleMessageError(
+                "a gradient changed between backward and step(), but its message had left "
+                "already. To clip, use max_grad_norm=... with overlap='none'; for any other "
+                "change use overlap='none'."
+            )
+
+    def _refuse_ddp(self) -> None:
+        ours = {id(p) for bucket in self._buckets for p in bucket.params}
+        for thing in gc.get_objects():  # once in a run; a hook on all modules disturbs compilers
+            if issubclass(type(thing), DistributedDataParallel) and any(
+                id(p) in ours for p in thing.parameters()
+            ):
+                raise RuntimeError(
+                    "the model is wrapped in DistributedDataParallel, which averages the gradients "
+                    "of all processes before this optimizer sees them: the nodes never differ, and "
+                    "both kinds of communication are paid for. Train the model without the "
+                    "wrapper: remove DistributedDataParallel(model); with Accelerate do not pass "
+                    "the model to prepare(); with Ray call prepare_model(model, "
+                    "parallel_strategy=None). For Lightning and Hugging Face, "
+                    "decentlam.integrations has a strategy and a Trainer that do not wrap."
+                )
+
+    # Equal data ---------------------------------------------------------------------------------
+
+    def after(self, terms: Sequence[Terms], algorithm: Algorithm, step: Step, skip: bool) -> None:
+        """Say so if a node and its neighbors send the very same messages in the first steps."""
+        self.steps += 1
+        if self._tried >= _TRIED or self._compared >= _EQUAL or step.lr == 0 or skip:
+            return
+        bucket = self._largest  # it tells most
+        if bucket is None:
+            return
+        self._tried += 1
+        equal = _mixed_with_the_same(bucket, terms[bucket.number], algorithm, step)
+        if equal is None:
+            return
+        self._compared += 1
+        self._equal += equal
+        if self._equal == _EQUAL:
+            log.warning(
+                "node %d: all nodes that it averaged with had the very same gradients in the first "
+                "%d steps. Do all processes train on the same data? Give each its own, for "
+                "instance with torch.utils.data.DistributedSampler, or seed them differently.",
+                self._network.node,
+                _EQUAL,
+            )
+
+    # Finite values ------------------------------------------------------------------------------
+    #
+    # On a CPU a look at a message costs little while it is in the cache, and the step is refused at
+    # once. On a GPU a look would wait for the device: there a gradient that is not finite counts as
+    # zero, and the script is told one step later. It is also told there of a message that
+    # overflowed with a finite gradient, but that was sent.
+
+    def leave_out(self, bucket: Bucket) -> None:
+        """Make a gradient that is not finite zero, without a look at it."""
+        bucket.finite = finite_flag(bucket.gradients, bucket.finite)
+        for g in bucket.gradients:
+            g.data.masked_fill_(~bucket.finite, 0.0)  # .data: not a change by the script
+
+    def gradient(self, bucket: Bucket, step: int) -> None:
+        """Refuse a gradient that is not finite."""
+        if not all(map(all_finite, bucket.gradients)):
+            self.refuse(bucket, step, torch.cat(bucket.gradients)[None])
+
+    def refuse(self, bucket: Bucket, step: int, values: Tensor) -> None:
+        """Raise an error that names the parameters whose values are not finite."""
+        if names := bucket.nonfinite_names(values):  # none: only the sum has overflowed
+            raise NonFiniteError(
+                f"node {self._network.node}, step {step}: {', '.join(names)} became NaN or "
+                "infinite; nothing of it was sent. Lower lr, or pass nonfinite='skip' with "
+                "overlap='none' to leave such gradients out."
+            )
+
+    def defer(self, step: int) -> None:
+        """Note the flags that buckets left on a GPU, for `look`."""
+        flags = [bucket.finite for bucket in self._buckets if bucket.finite is not None]
+        if flags:
+            together = torch.stack([flag.to(flags[0].device, non_blocking=True) for flag in flags])
+            on_host = together.to("cpu", non_blocking=True)
+            copied = None
+            if together.is_cuda:
+                copied = torch.cuda.Event()
+                copied.record(torch.cuda.current_stream(together.device))
+            self._flags = step, on_host, copied
+
+    def look(self) -> None:
+        """Raise if a bucket of the last step was not finite: by now the GPU has long copied the
+        flags to the host, and nobody waits."""
+        if self._flags is None:
+            return
+        (step, on_host, copied), self._flags = self._flags, None
+        if copied is not None:
+            copied.synchronize()
+        bad = [str(bucket) for bucket, finite in enumerate(on_host.tolist()) if not finite]
+        if bad:
+            raise NonFiniteError(
+                f"node {self._network.node}, step {step}: the gradient or message of bucket "
+                f"{', '.join(bad)} became NaN or infinite. Such a gradient counted as zero, and no "
+                "neighbor got it; a message that overflowed with a finite gradient was sent. Lower "
+                "lr, or pass nonfinite='skip' with overlap='none' to leave such gradients out."
+            )
+
+
+def reclaim(bucket: Bucket, i: int) -> None:
+    """Go on with parameter i of a bucket, which was moved to other memory."""
+    changed = bucket.reclaim(i)
+    if changed and (bucket.gathered or bucket.pending is not None):
+        raise StaleMessageError(
+            f"{bucket.names[i]} was replaced while its message was on the way; change "
+            "parameters between step() and backward"
+        )
+
+
+def snapshot(params: Sequence[Tensor], group: ParamGroup, compare: bool) -> Snapshot:
+    """Return what messages are made of: lr and the like, the state of each gradient, and that of
+    each parameter."""
+    hyper = {name: float(group[name]) for name in _HYPER if name in group}
+    gradients: list[Any] = []
+    parameters: list[Any] = []
+    for p in params:
+        grad = p.grad
+        gradients.append(None if grad is None else (id(grad), version(grad, compare)))
+        parameters.append(version(p, compare))
+    return hyper, gradients, parameters
+
+
+def version(tensor: Tensor, compare: bool) -> tuple[int, float]:
+    """Return what tells a tensor from what it was: torch's count of writes to it and, if `compare`,
+    its sum, unless it is on a GPU or not finite."""
+    if not compare or tensor.device.type != "cpu" or tensor.is_sparse:
+        return tensor._version, 0.0
+    total = tensor.detach().sum().item()
+    return tensor._version, total if math.isfinite(total) else 0.0
+
+
+def _mixed_with_the_same(
+    bucket: Bucket, terms: Terms, algorithm: Algorithm, step: Step
+) -> bool | None:
+    """Return whether all others that the message was averaged with sent the very same one, or None
+    if that cannot be told."""
+    if not terms or (len(terms) == 1 and terms[0][0] == 1.0):  # nobody else's
+        return None
+    if not any(bool(g.any()) for g in bucket.gradients):
+        return None
+    if len(terms) > 1:
+        mine = terms[0][1]
+        rounded = next((t.dtype for _, t in terms[1:] if t.dtype is not mine.dtype), None)
+        # Of small steps nothing is seen in 16 bits.
+        if rounded is not None and algorithm.needs_gradient:
+            seen = mine[0].to(rounded) != bucket.shard_x.to(rounded)
+            if int(seen.sum()) < _SEEN:
+                return None
+        return all(torch.equal(mine.to(t.dtype), t) for _, t in terms[1:])
+    piece, g = bucket.pieces[0], bucket.gradients[0]
+    x, state = bucket.piece(0)
+    own = algorithm.message(x, g + step.weight_decay * x, state, step)
+    return isinstance(own, Tensor) and torch.allclose(own, combine(terms)[0, piece.span], 1e-5, 0.0)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Return True if all is finite: one read without a temporary; a sum that overflowed is looked
+    at again, element by element."""
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+
+def finite_flag(tensors: Sequence[Tensor], earlier: Tensor | None) -> Tensor:
+    """Return whether these, and what was flagged earlier, are finite, on the first's device."""
+    norms = [torch.linalg.vector_norm(t, ord=math.inf) for t in tensors]
+    largest = norms[0]
+    if len(norms) > 1:
+        largest = torch.stack([n.to(largest.device) for n in norms]).amax()
+    finite = largest.isfinite()
+    return finite if earlier is None else finite & earlier

@@ -1,0 +1,90 @@
+"""What a step is taken with, from a param group of the optimizer: schedulers may change it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio
+
+ParamGroup = dict[str, Any]
+PAST = ("previous_lr", "sync_lr")  # what a group remembers of steps it took
+# Of torch's SGD: values that change nothing where a method has no such thing.
+_SGD = {"momentum": 0, "nesterov": False, "dampening": 0, "maximize": False}
+
+
+def named_parameters(groups: Iterable[ParamGroup]) -> Iterator[tuple[str, Tensor]]:
+    """All parameters of all groups, by the names the user gave or by their numbers."""
+    number = itertools.count()
+    for group in groups:
+        names = group.get("param_names") or [f"parameter {next(number)}" for _ in group["params"]]
+        yield from zip(names, group["params"], strict=True)
+
+
+def prepare(groups: Iterable[ParamGroup], method: Algorithm, step: int = 0) -> None:
+    """Adds what the recursion remembers of a group besides its tensors; saved with it."""
+    for group in groups:
+        check_number("lr", group["lr"])
+        check_number("weight_decay", group["weight_decay"])
+        _check_keys(group, method)
+        group["method"] = type(method).__name__
+        group.setdefault("step", step)
+        group.setdefault("previous_lr", None)
+        group.setdefault("sync_lr", None)  # of the last step that reached everyone
+
+
+def _check_keys(group: ParamGroup, method: Algorithm) -> None:
+    """Refuses what a group sets for itself and the method would not look at."""
+    own = method.hyper()
+    fields = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    ignored = {name for name in fields & group.keys() if name not in {*own, *_SGD}}
+    for name, usual in _SGD.items():
+        if name not in own and group.get(name, usual) != usual:
+            ignored.add(name)
+    if ignored:
+        allowed = ", ".join(["lr", "weight_decay", *own])
+        raise ValueError(
+            f"a param group sets {', '.join(sorted(ignored))}, which {type(method).__name__} has "
+            f"for all groups alike or not at all; a group may set {allowed} for itself"
+        )
+
+
+def step_of(group: ParamGroup, skip: bool = False) -> Step:
+    """The step that this group takes next; `skip` leaves its gradient out, decay included."""
+    lr = check_number("lr", group["lr"])
+    return Step(
+        index=group["step"],
+        lr=lr,
+        lr_ratio=lr_ratio(lr, group["previous_lr"]),
+        sync_lr_ratio=lr_ratio(lr, group["sync_lr"]),
+        weight_decay=0.0 if skip else group["weight_decay"],
+    )
+
+
+def advance(groups: Iterable[ParamGroup], reached_everyone: bool) -> None:
+    """The step was taken."""
+    for group in groups:
+        group["step"] += 1
+        group["previous_lr"] = check_number("lr", group["lr"])
+        if reached_everyone:
+            group["sync_lr"] = group["previous_lr"]
+
+
+def check_saved(saved: Iterable[ParamGroup], groups: Iterable[ParamGroup]) -> None:
+    """Refuses the state of another method, whose buffers mean something else."""
+    for theirs, ours in zip(saved, groups, strict=False):
+        if "step" not in theirs:
+            raise ValueError(
+                "this is not the state of an optimizer of decentlam: its param groups have no "
+                "'step'. Load the model alone and begin with an empty momentum"
+            )
+        method = theirs.get("method", ours["method"])
+        if method != ours["method"]:
+            raise ValueError(
+                f"the state is of {method}, this is {ours['method']}: their buffers mean different "
+                "things. Build the same optimizer, or load the model alone"
+            )

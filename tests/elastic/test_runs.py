@@ -1,0 +1,196 @@
+"""elastic=True: the run goes on without who is lost, and with who comes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+import decentlam
+from decentlam.elastic import membership
+from decentlam.errors import ExchangeError, MinorityError, RunOverError
+from decentlam.launch import local
+from decentlam.launch.processes import variables
+from decentlam.network import heartbeat as watch
+from tests.helpers.processes import HANG_SECONDS, slow_if
+from tests.helpers.scripts import fork
+
+# Seeds of chaos.py, and its number of faults. One process is killed, messages are read in memory
+# or sent; process 0 has the store and is killed; two that have it, one after the other; or it is
+# stopped for so long that the others move, and then goes on.
+SEEDS = {
+    "killed, shared memory": ("8", "1"),
+    "killed, sent": ("2", "1"),
+    "the store is killed": ("1", "1"),
+    "two stores are killed": ("13", "2"),
+    "the store is stopped": ("43", "1"),
+}
+CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+
+
+def chaos(*arguments: str) -> int:
+    spec = importlib.util.spec_from_file_location("chaos", CHAOS)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["chaos"] = module
+    spec.loader.exec_module(module)
+    code: int = module.main([*arguments])
+    return code
+
+
+@pytest.mark.parametrize("name", [slow_if("stores" in n or "stopped" in n, n) for n in SEEDS])
+def test_survivors_and_newcomers_compute_what_the_simulator_does(name: str, tmp_path: Path) -> None:
+    """chaos.py checks parameters, samples, exit codes and memory that is left."""
+    seed, faults = SEEDS[name]
+    size = ("--nodes", "4", "--steps", "140", "--loopback", "--seed", seed, "--faults", faults)
+    # A kill is seen at once; on a busy machine others may be silent for long.
+    patient = ("--heartbeat", "20") if name.startswith("killed") else ()
+    process = fork(chaos, tmp_path / "out", *size, *patient)
+    process.join(HANG_SECONDS)
+    process.kill()
+    assert process.exitcode == 0, (tmp_path / "out").read_text()
+
+
+def part_of_three(directory: str, number: signal.Signals) -> None:
+    """Processes 0, which has the store, and 1 get a signal when 2 has met them; that one cannot go
+    on."""
+    decentlam.init(elastic=True)
+    watch.use_limit(1.0)
+    run = membership.current()
+    assert run is not None
+    met = Path(directory) / "met"
+    if run.me == 2:
+        met.touch()
+    while True:
+        time.sleep(0.01)
+        if met.exists() and run.me != 2:
+            os.kill(os.getpid(), number)
+        if run.interrupted:
+            try:
+                run.renew(0, whole=True, everyone=False)
+            except MinorityError as error:
+                print(error, flush=True)
+                os._exit(3)
+
+
+def outlive(directory: str) -> None:
+    """Process 2 stops itself; 0, which has the store, and 1 go on without it and end. When it goes
+    on it must not take the run for its own."""
+    decentlam.init(elastic=True)
+    watch.use_limit(1.0)
+    run = membership.current()
+    assert run is not None
+    stopped = Path(directory) / "stopped"
+    if run.me == 2:
+        stopped.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while len(run.generation.members) == 3:
+        time.sleep(0.01)
+        if run.interrupted:
+            try:
+                run.renew(0, whole=True, everyone=False)
+            except (MinorityError, RunOverError) as error:
+                print(error, flush=True)
+                os._exit(3)
+    print(f"process {run.me} went on with {run.generation.members}", flush=True)
+
+
+def port_of_nobody() -> str:
+    """One that is free, and that the system gives to nobody who asks for any: those are above."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
+
+
+def start_three(course: Callable[..., None], directory: Path, *more: object) -> list[BaseProcess]:
+    """Processes of an elastic run whose store is in process 0."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of_nobody()}
+    return [
+        fork(
+            course,
+            directory / f"{rank}",
+            str(directory),
+            *more,
+            **variables(rank, 3, local=True),
+            **meeting,
+        )
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_who_is_cut_off_from_most_others_stops_with_an_error(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Also if it sees that they have ended: they may have gone on without it before they did."""
+    processes = start_three(part_of_three, tmp_path, number)
+    processes[2].join(HANG_SECONDS)
+    for process in processes:
+        process.kill()
+        process.join()
+    said = (tmp_path / "2").read_text()
+    assert processes[2].exitcode == 3, said
+    assert "process 2 stops after" in said
+    assert "too few to go on: the others (process 0, 1) may be cut off" in said
+
+
+def test_who_comes_back_after_the_run_has_ended_does_not_go_on_alone(tmp_path: Path) -> None:
+    processes = start_three(outlive, tmp_path)
+    for process in processes[:2]:
+        process.join(HANG_SECONDS)
+    os.kill(int((tmp_path / "stopped").read_text()), signal.SIGCONT)
+    processes[2].join(HANG_SECONDS)
+    processes[2].kill()
+    assert "process 0 went on with (0, 1)" in (tmp_path / "0").read_text()
+    said = (tmp_path / "2").read_text()
+    assert processes[2].exitcode == 3, said
+
+
+def come_back(directory: Path) -> int:
+    """Node 1 is killed, fails when it comes back, comes back again, and is stopped at its end."""
+    run = membership.current()
+    assert run is not None
+    done = directory / "done"
+    if run.joins:
+        failed = directory / "failed"
+        if not failed.exists():
+            failed.touch()
+            raise ExchangeError("a member died")
+        done.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return 1
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not done.exists():
+        time.sleep(0.01)
+        if run.interrupted:
+            with contextlib.suppress(ExchangeError):
+                run.renew(0, whole=True, everyone=False)
+    return 0
+
+
+@pytest.mark.slow
+def test_a_newcomer_that_fails_is_started_again_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_NOTE_SECONDS", 1.0)
+    notes: list[str] = []
+    collect = functools.partial(local.survivors, note=notes.append)
+    results = local.run_here(come_back, 2, (tmp_path,), elastic=collect)
+    assert results == [0, 1]
+    said = "\n".join(notes)
+    assert said.count("node 1 was started again") == 2
+    assert "was killed by SIGKILL" in said and "failed: a member died; the others go on" in said
+    assert "did not end yet; others have" in said

@@ -1,0 +1,175 @@
+"""On one machine neighbors read messages where they are, if there is room."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import decentlam
+from tests.helpers.processes import Group, Scenarios
+from tests.helpers.quadratic import (
+    Quadratic,
+    assert_equal,
+    flat,
+    quadratic_loss,
+    same,
+    simulate,
+    start,
+    train,
+)
+
+N = 4
+scenarios = Scenarios(N)
+
+
+def kind(process_group: Group, **options: Any) -> str:
+    return type(start(process_group, **options)[2].runtime.exchange).__name__
+
+
+def usual_kind(process_group: Group) -> str:
+    """Of an optimizer that is told nothing about it."""
+    parameters = Quadratic().parameters()
+    optimizer = decentlam.DecentLaM(parameters, topology="ring", process_group=process_group)
+    return type(optimizer.runtime.exchange).__name__
+
+
+def delayed_loss(draw: random.Random) -> Any:
+    """The quadratic, on a node that is late at random, before forward and before backward."""
+
+    def loss(model: nn.Module, node: int, step: int) -> Tensor:
+        if draw.random() < 0.3:
+            time.sleep(0.02 * draw.random())
+        value = quadratic_loss(model, node, step)
+        if draw.random() < 0.3:
+            time.sleep(0.02 * draw.random())
+        return value
+
+    return loss
+
+
+def again(process_group: Group) -> list[list[Tensor]]:
+    """Twice the same steps: the number of the step goes back while neighbors may be behind."""
+    node, model, optimizer = start(
+        process_group, "dmsgd", topology="one-peer-exponential", shared_memory=True
+    )
+    late = delayed_loss(random.Random(node))
+    train(optimizer, model, node, range(3))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    first = train(optimizer, model, node, range(3, 12), late)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    return [first, train(optimizer, model, node, range(3, 12), late)]
+
+
+def maps() -> int:
+    """How often memory of ours is mapped here."""
+    return Path("/proc/self/maps").read_text().count("memfd:decentlam")
+
+
+def held(process_group: Group) -> dict[str, Any]:
+    before = maps()
+    node, model, optimizer = start(process_group, "decentlam", shared_memory=True)
+    train(optimizer, model, node, range(2))
+    sizes, during = optimizer.memory_bytes(), maps()
+    del optimizer
+    gc.collect()
+    return {"sizes": sizes, "maps": (before, during, maps())}
+
+
+@contextmanager
+def no_room(here: bool) -> Iterator[None]:
+    """A process may not have files, nor memory that looks like one, of more than 64 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if here:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def without_room(process_group: Group) -> tuple[str, list[Tensor]]:
+    with no_room(process_group.rank() == 1):
+        node, model, optimizer = start(process_group, "decentlam", shared_memory=True)
+    return type(optimizer.runtime.exchange).__name__, train(optimizer, model, node, range(6))
+
+
+def less_room_later(process_group: Group, shared_memory: bool) -> tuple[list[str], list[Tensor]]:
+    """One process has no memory left when parameters are added."""
+    node, model, optimizer = start(process_group, "decentlam", shared_memory=shared_memory)
+    kinds = [type(optimizer.runtime.exchange).__name__]
+    trajectory = train(optimizer, model, node, range(3))
+    more = nn.Parameter(torch.zeros(7, dtype=torch.float64))
+    with no_room(node == 1):
+        optimizer.add_param_group({"params": [("more", more)]})
+    kinds.append(type(optimizer.runtime.exchange).__name__)
+    for step in range(3, 6):
+        optimizer.zero_grad()
+        (quadratic_loss(model, node, step) + (more - node).square().sum()).backward()
+        optimizer.step()
+        trajectory += [flat(model), more.detach().clone()]
+    return kinds, trajectory
+
+
+scenarios.add("again", again)
+scenarios.add("held", held)
+scenarios.add("without room", without_room)
+for shared in (True, False):
+    scenarios.add(f"less room later {shared}", less_room_later, shared_memory=shared)
+KINDS = {
+    "usual": "SharedMemory",
+    "two per node": "SharedMemory",
+    "switched off": "Neighbors",
+    "needs no gradient": "Neighbors",
+    "everyone": "AllReduce",
+}
+scenarios.add("usual", usual_kind)
+scenarios.add("two per node", kind, method="dmsgd", shared_memory=True, processes_per_node=2)
+scenarios.add("switched off", kind, method="decentlam", shared_memory=False)
+scenarios.add("needs no gradient", kind, method="awc-dmsgd", shared_memory=True)
+scenarios.add("everyone", kind, method="pmsgd", shared_memory=True)
+
+
+def test_a_state_of_an_earlier_step_may_be_loaded() -> None:
+    for first, second in scenarios.outcomes("again"):
+        assert same(first, second)
+
+
+def test_messages_are_kept_twice_and_never_received_and_nothing_stays_mapped() -> None:
+    for found in scenarios.outcomes("held"):
+        sizes, (before, during, after) = found["sizes"], found["maps"]
+        assert sizes["messages"] == 2 * sizes["parameters"] and sizes["received"] == 0
+        assert during == before + N and after == before
+
+
+def test_without_memory_on_one_node_all_send_their_messages() -> None:
+    found = scenarios.outcomes("without room")
+    assert {name for name, _ in found} == {"Neighbors"}
+    assert_equal([t for _, t in found], simulate("decentlam", N, 6))
+
+
+def test_without_memory_for_another_group_of_parameters_all_send_their_messages() -> None:
+    both = zip(
+        scenarios.outcomes("less room later True"),
+        scenarios.outcomes("less room later False"),
+        strict=True,
+    )
+    for (found, trajectory), (_, expected) in both:
+        assert found == ["SharedMemory", "Neighbors"]
+        assert same(trajectory, expected)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_who_shares(name: str) -> None:
+    assert set(scenarios.outcomes(name)) == {KINDS[name]}

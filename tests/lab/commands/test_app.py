@@ -1,0 +1,200 @@
+"""The command line as a user meets it: exit codes, names, errors in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from decentlam import ALGORITHMS, TOPOLOGIES, __version__
+from decentlam.__main__ import main
+from decentlam.analysis.stability import CHOICES
+from decentlam.lab import names
+from decentlam.lab.commands.app import app
+from decentlam.lab.data import DATASETS
+from decentlam.lab.models import MODELS
+from decentlam.lab.recipes import BATCH_NORMS, PRECISIONS, RECIPES
+from decentlam.lab.schedules import SCHEDULES
+from decentlam.lab.studies import STUDIES
+from tests.helpers.processes import HANG_SECONDS
+from tests.helpers.scripts import fork
+from tests.lab.commands.running import run
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_help_says_what_to_do_next(arguments: tuple[str, ...]):
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert "decentlam reproduce regression" in result.output
+    for registered in app.registered_commands:
+        assert registered.callback is not None and registered.callback.__name__ in result.output
+
+
+QUICK_TO_ANSWER = (
+    ("--help",),
+    ("--version",),
+    ("nope",),
+    *((name, "--help") for name in ("train", "topology", "reproduce", "predict", "simulate")),
+    ("train", "--nope"),
+    ("train", "--recipe", "nope"),
+    ("train", "--method", "nope"),
+    ("simulate", "dsgd", "nope"),
+    ("reproduce", "nope"),
+)
+
+
+ANSWER = """
+import sys
+from decentlam.__main__ import main
+
+for words in {commands!r}:
+    sys.argv = ["decentlam", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == (2 if "nope" in " ".join(words) else 0), words
+heavy = {{"torch", "numpy", "scipy", "sklearn", "matplotlib", "torchvision", "tensorboard"}}
+sys.exit(", ".join(heavy & sys.modules.keys()) or 0)
+"""
+
+
+def test_help_and_typos_import_neither_torch_nor_matplotlib():
+    """They take seconds. One process answers everything: it may have imported none at the end."""
+    code = ANSWER.format(commands=QUICK_TO_ANSWER)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("known", "table"),
+    [
+        (names.ALGORITHMS, ALGORITHMS),
+        (names.TOPOLOGIES, TOPOLOGIES),
+        (names.STABLE, CHOICES),
+        (names.RECIPES, RECIPES),
+        (names.MODELS, MODELS),
+        (names.DATASETS, DATASETS),
+        (names.SCHEDULES, SCHEDULES),
+        (names.PRECISIONS, PRECISIONS),
+        (names.BATCH_NORMS, BATCH_NORMS),
+        (names.STUDIES, STUDIES),
+    ],
+    ids=lambda value: " ".join(value)[:20],
+)
+def test_names_are_those_of_the_tables_they_come_from(known, table):
+    assert known == tuple(table)
+
+
+def test_version():
+    assert run("--version").output == f"decentlam {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("topology", "nope"), TOPOLOGIES),
+        (("simulate", "nope", "ring"), ALGORITHMS),
+        (("simulate", "dsgd", "nope"), TOPOLOGIES),
+        (("reproduce", "nope"), STUDIES),
+        (("nope",), ("algorithms", "reproduce", "train", "recipes", "report")),
+        (("train", "--recipe", "nope"), RECIPES),
+        (("train", "--method", "nope"), ALGORITHMS),
+        (("train", "--topology", "nope"), TOPOLOGIES),
+        (("train", "--model", "nope"), MODELS),
+        (("train", "--data", "nope"), DATASETS),
+        (("train", "--schedule", "nope"), SCHEDULES),
+    ],
+    ids=lambda value: " ".join(value),  # names only: addresses differ between test processes
+)
+def test_unknown_names_exit_2_and_list_the_valid_ones(arguments: tuple[str, ...], names):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "nope" in result.output and result.output.count("\n") == 1
+    assert all(name in result.output for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("topology", "ring", "-n", "0"), "at least 1 node"),
+        (("topology", "ring", "--lazy", "2"), "rate must be in"),
+        (("topology", "ring", "--steps", "0"), "steps must be 1 or more"),
+        (("simulate", "decentlam", "exponential"), "needs symmetric weights"),
+        (("simulate", "dmsgd", "ring", "--momentum", "2"), "momentum must be in"),
+        (("reproduce", "speedup", "--nodes", "1"), "try 32"),
+        (("reproduce", "bias", "--nodes", "3"), "4 nodes or more"),
+        (("reproduce", "regression", "--seed", "-1"), "seed must be"),
+        (("reproduce", "bias", "--data", "cifar10"), "bias reads no data"),
+        (("reproduce", "models", "--quick", "--data", "cifar10"), "--quick makes do"),
+        (("reproduce", "models", "--data", "cifar10"), "needs --data-path"),
+        (("reproduce", "regression", "--out", "/dev/null/run"), "/dev/null"),
+        (("topology", "ring", "--out", "/dev/null/ring.png"), "/dev/null"),
+        (("train", "--batch", "127"), "cannot be divided among 4 nodes; try 128"),
+        (("train", "--hyper", "mu"), "NAME=VALUE"),
+        (("train", "--shards", "nope", "--simulate"), "unknown way to shard 'nope'"),
+        (("train", "--data", "imagenet", "--simulate"), "needs --data-path"),
+        (("train", "--resume", "--out", "nowhere"), "no run to resume in nowhere"),
+        (("train", "--simulate", "--out", "/dev/null/run"), "/dev/null"),
+        (("train", "--simulate", "--out", ""), "--out is empty"),
+        (("reproduce", "regression", "--out", ""), "--out is empty"),
+        (("report", "nowhere"), "nowhere"),
+    ],
+    ids=str,
+)
+def test_user_errors_are_one_line_and_exit_2(
+    arguments: tuple[str, ...], reason: str, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert reason in result.output and result.output.count("\n") == 1
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_without_the_lab_extra_it_says_how_to_install(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "decentlam.lab.commands.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert 'pip install "decentlam[lab]"' in capsys.readouterr().err
+
+
+@pytest.mark.system
+def test_ctrl_c_exits_130_with_one_line(tmp_path: Path):
+    """While it reads a file that never ends: in the midst of numpy, an interrupt may get lost."""
+    endless = tmp_path / "runs" / "one" / "run.json"
+    endless.parent.mkdir(parents=True)
+    os.mkfifo(endless)
+    process = fork(_main, tmp_path / "output", "report", str(tmp_path))
+    try:
+        writer = _open_once_read(endless, process)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(HANG_SECONDS)
+        os.close(writer)
+    finally:
+        process.kill()
+    errors = (tmp_path / "output").read_text()
+    assert process.exitcode == 130, errors
+    assert errors == "decentlam: interrupted\n"
+
+
+def _main(*words: str) -> None:
+    sys.argv = ["decentlam", *words]
+    main()
+
+
+def _open_once_read(fifo: Path, reader: BaseProcess) -> int:
+    deadline = time.monotonic() + HANG_SECONDS
+    while True:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # refused while nobody reads
+        except OSError:
+            assert reader.is_alive() and time.monotonic() < deadline
+            time.sleep(0.05)

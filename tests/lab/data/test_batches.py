@@ -1,0 +1,74 @@
+"""Which samples a node takes at a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decentlam.lab.data import Batches, split
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 20, 50])
+def test_each_pass_takes_every_sample_of_a_shard_once(batch: int):
+    shards = [torch.arange(0, 20), torch.arange(20, 33), torch.arange(33, 34)]
+    batches = Batches(shards, batch, seed=5)
+    for node, shard in enumerate(shards):
+        taken = [batches.indices(step, node) for step in range(60)]
+        assert all(len(part) == batch for part in taken)
+        passes = torch.cat(taken).split(len(shard))
+        whole = [part.sort().values for part in passes if len(part) == len(shard)]
+        assert all(torch.equal(part, shard) for part in whole)
+        if len(shard) > 5 and len(whole) > 1:
+            assert not torch.equal(passes[0], passes[1])
+
+
+def test_any_step_can_be_asked_for_in_any_order():
+    shards = split(torch.arange(100) % 10, 4, "iid", seed=0)
+    onward = Batches(shards, 8, seed=1)
+    expected = {(k, i): onward.indices(k, i) for k in range(20) for i in range(4)}
+    backward = Batches(shards, 8, seed=1)
+    for (k, i), indices in reversed(expected.items()):
+        assert torch.equal(backward.indices(k, i), indices)
+        assert onward.generator(k, i).initial_seed() == backward.generator(k, i).initial_seed()
+
+
+def test_nodes_steps_and_seeds_have_random_numbers_of_their_own():
+    shards = [torch.arange(50)] * 3
+    seeds = {
+        Batches(shards, 2, seed).generator(step, node).initial_seed()
+        for seed in range(4)
+        for step in range(10)
+        for node in range(3)
+    }
+    assert len(seeds) == 120
+    firsts = {
+        tuple(Batches(shards, 50, s).indices(0, i).tolist()) for s in (0, 1) for i in range(3)
+    }
+    assert len(firsts) == 6
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "batch", "steps"), [(60_000, 8, 128, 58), (64, 4, 16, 1), (10, 4, 16, 1)]
+)
+def test_an_epoch_is_as_many_samples_as_there_are(count: int, nodes: int, batch: int, steps: int):
+    shards = split(torch.zeros(count, dtype=torch.int64), nodes, "iid", seed=0)
+    assert Batches(shards, batch, seed=0).steps_per_epoch == steps
+
+
+@pytest.mark.parametrize("piece", [1, 2, 4, 8])
+def test_pieces_are_of_one_shape_and_a_pass_takes_every_image_once(piece: int):
+    shapes = (torch.arange(90) % 7 < 2).long()
+    shards = [torch.arange(0, 41), torch.arange(41, 90)]
+    batches = Batches(shards, 8, seed=0, groups=shapes, piece=piece)
+    for node, shard in enumerate(shards):
+        stream = torch.cat([batches.indices(step, node) for step in range(40)])
+        for first in range(0, len(stream) - len(shard), len(shard)):
+            taken = stream[first : first + len(shard)].sort().values
+            assert torch.equal(taken, shard)
+        mixed = sum(len(shapes[part].unique()) > 1 for part in stream.split(piece))
+        passes = len(stream) / len(shard)
+        assert mixed <= 2 * passes + 1  # only where a pass ends
+        plain = Batches(shards, 8, seed=0)
+        ungrouped = torch.cat([plain.indices(step, node) for step in range(40)])
+        before = sum(len(shapes[part].unique()) > 1 for part in ungrouped.split(piece))
+        assert piece == 1 or mixed < before / 2

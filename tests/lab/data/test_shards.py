@@ -1,0 +1,118 @@
+"""How the training set is split among the nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decentlam.lab.data import split
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+HOWS = ["iid", "label-sorted", "label-sorted:1", "label-sorted:3", "dirichlet:0.01", "dirichlet:10"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("nodes", [1, 2, 7, 16])
+@pytest.mark.parametrize("count", [48, 101, 1000])
+def test_every_sample_is_in_exactly_one_shard(count: int, nodes: int, how: str):
+    for seed in range(5):
+        labels = torch.randint(10, (count,), generator=seeded(seed))
+        shards = split(labels, nodes, how, seed)
+        assert len(shards) == nodes and all(len(shard) for shard in shards)
+        assert torch.equal(torch.cat(shards).sort().values, torch.arange(count))
+        if not how.startswith("dirichlet"):
+            sizes = [len(shard) for shard in shards]
+            assert max(sizes) - min(sizes) <= 1
+        again = split(labels, nodes, how, seed)
+        assert all(torch.equal(a, b) for a, b in zip(shards, again, strict=True))
+        if nodes > 1:
+            other = split(labels, nodes, how, seed + 100)
+            assert any(not torch.equal(a, b) for a, b in zip(shards, other, strict=True))
+
+
+def test_iid_shards_have_all_classes_in_proportion():
+    labels = torch.arange(10_000) % 10
+    for shard in split(labels, 5, "iid", seed=0):
+        counts = labels[shard].bincount(minlength=10)
+        assert ((counts - 200).abs() < 5 * 200**0.5).all()
+
+
+@pytest.mark.parametrize(("how", "pieces"), [("label-sorted", 2), ("label-sorted:5", 5)])
+def test_label_sorted_nodes_hold_few_runs_of_the_sorted_labels(how: str, pieces: int):
+    """A run of `size` among classes of 100 each touches 2 + (size - 2) // 100 of them at most."""
+    labels = torch.arange(1000) // 100
+    for seed in range(5):
+        shards = split(labels, 4, how, seed)
+        assert [len(shard) for shard in shards] == [250] * 4
+        size = 250 // pieces
+        bound = pieces * (2 + (size - 2) // 100)
+        assert all(len(labels[shard].unique()) <= min(10, bound) for shard in shards)
+
+
+def test_one_piece_per_node_and_as_many_nodes_as_classes_is_one_class_per_node():
+    labels = torch.randperm(1000, generator=seeded(0)) // 100
+    shards = split(labels, 10, "label-sorted:1", seed=3)
+    assert sorted(labels[shard].unique().item() for shard in shards) == list(range(10))
+
+
+def test_which_samples_of_a_label_go_together_is_random():
+    labels = torch.zeros(100, dtype=torch.int64)
+    first, second = split(labels, 2, "label-sorted", seed=0)
+    assert first.max() > 60 and second.min() < 40
+
+
+def test_a_small_alpha_separates_classes_and_a_large_one_mixes_them():
+    labels = torch.arange(10_000) % 10
+
+    def largest_share(how: str) -> float:
+        """Of a class, on the node that has most of it; the mean over classes."""
+        counts = torch.stack([labels[s].bincount(minlength=10) for s in split(labels, 8, how, 0)])
+        return (counts.max(0).values / 1000).mean().item()
+
+    assert largest_share("dirichlet:0.01") > 0.9
+    assert 0.3 < largest_share("dirichlet:0.5") < 0.7
+    assert largest_share("dirichlet:10000") == pytest.approx(1 / 8, abs=0.01)
+
+
+def test_nodes_that_drew_nothing_are_given_a_sample_each():
+    labels = torch.zeros(20, dtype=torch.int64)
+    sizes = [len(shard) for shard in split(labels, 16, "dirichlet:0.001", seed=0)]
+    assert sum(sizes) == 20 and min(sizes) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("sorted", "unknown way to shard 'sorted'; choose from iid, label-sorted"),
+        ("iid:2", "unknown way to shard 'iid:2'"),
+        ("label-sorted:0", "K must be a whole number of 1 or more, as in label-sorted:2"),
+        ("label-sorted:", "K must be a whole number"),
+        ("label-sorted:1.5", "K must be a whole number"),
+        ("dirichlet", "ALPHA must be from 0.001 to 1000000, as in dirichlet:0.1"),
+        ("dirichlet:x", "ALPHA must be"),
+        ("dirichlet:-1", "ALPHA must be"),
+        ("dirichlet:nan", "ALPHA must be"),
+        ("dirichlet:inf", "ALPHA must be"),
+    ],
+)
+def test_unknown_ways_to_shard_are_refused(how: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        split(torch.arange(100), 4, how, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "how", "seed", "message"),
+    [
+        (11, "iid", 0, r"10 samples cannot be split into 11 pieces \(iid on 11 nodes\)"),
+        (4, "label-sorted:3", 0, "into 12 pieces"),
+        (0, "iid", 0, "nodes must be a whole number of 1 or more, got 0"),
+        (2, "iid", -1, "seed must be a whole number of 0 or more, got -1"),
+    ],
+)
+def test_impossible_splits_are_refused(nodes: int, how: str, seed: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        split(torch.arange(10), nodes, how, seed)

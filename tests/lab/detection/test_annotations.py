@@ -1,0 +1,222 @@
+"""Annotations of VOC and COCO are read as published, and refused by name where they are bad."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decentlam.lab.detection import load_boxes
+from decentlam.lab.detection.shapes import draw_shapes
+from tests.lab.detection.boxes import coco_content, write_coco, write_voc
+
+
+def test_voc_is_read_as_published(tmp_path: Path):
+    write_voc(tmp_path)
+    for path in (tmp_path, tmp_path / "VOCdevkit", tmp_path / "VOCdevkit" / "VOC2012"):
+        data = load_boxes("voc", path, 32)
+        assert (len(data.train), len(data.test), data.classes) == (2, 2, 21)
+        full, empty = data.train
+        assert [data.names[label] for label in full.labels] == ["person", "dog"]
+        assert full.boxes.tolist() == [[2, 3, 20, 30], [21, 4, 40, 32]]
+        assert full.areas.tolist() == [18 * 27, 19 * 28]
+        assert (full.main_label, len(empty.boxes), empty.main_label) == (12, 0, 0)
+        assert data.labels.tolist() == [12, 0]  # the dog is before the person in the alphabet
+
+
+def test_both_years_of_voc_are_joined_for_training(tmp_path: Path):
+    write_voc(tmp_path, {"trainval": ["x", "y"]})
+    write_voc(tmp_path / "other", {"trainval": ["p"], "test": ["q"]})
+    (tmp_path / "other" / "VOCdevkit" / "VOC2012").rename(tmp_path / "VOCdevkit" / "VOC2007")
+    data = load_boxes("voc", tmp_path, 32)
+    assert [image.file.stem for image in data.train] == ["p", "x", "y"]
+    assert [image.file.stem for image in data.test] == ["q"]
+
+
+def test_a_folder_of_ones_own_names_its_classes(tmp_path: Path):
+    data = load_boxes("voc", draw_shapes(tmp_path, train=10, test=4), 32)
+    assert data.names == {1: "disc", 2: "square"}
+    assert [len(part) for part in (data.train, data.test)] == [10, 4]
+    assert sum(not len(image.boxes) for image in data.train) == 1
+    assert data.shapes.tolist() == [1, 1, 1, 1, 0] * 2
+
+
+def test_difficult_objects_and_crowds_are_kept_apart(tmp_path: Path):
+    year = write_voc(tmp_path)
+    file = year / "Annotations" / "a.xml"
+    file.write_text(file.read_text().replace("<difficult>0", "<difficult>1", 1))
+    data = load_boxes("voc", tmp_path, 32)
+    assert data.train[0].ignored.tolist() == [True, False]
+    batch = data.train_batch(torch.tensor([0]), torch.Generator().manual_seed(0))
+    assert batch.targets[0]["labels"].tolist() == [12]  # what is difficult is not learned
+    crowded = load_boxes("coco", write_coco(tmp_path / "coco"), 32).train[0]
+    assert crowded.ignored.tolist() == [False, False, True]
+
+
+def test_coco_is_read_as_published(tmp_path: Path):
+    data = load_boxes("coco", write_coco(tmp_path), 32)
+    full, empty = data.train
+    assert data.names == {1: "person", 18: "dog"} and data.classes == 19
+    assert full.boxes.tolist() == [[1, 2, 11, 10.5], [12, 4, 32, 24], [0, 0, 40, 32]]
+    assert full.areas.tolist() == [50, 51, 52] and len(empty.boxes) == 0
+    assert data.shared == 0
+    for part in ("train2017", "val2017"):  # images/PART, as many tools have it
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / part).rename(tmp_path / "images" / part)
+    assert load_boxes("coco", tmp_path, 32).train[0].file.is_file()
+
+
+def in_voc(old: str, new: str, file: str = "Annotations/a.xml") -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        path = root / "VOCdevkit" / "VOC2012" / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return spoil
+
+
+def in_coco(**changes: Any) -> Callable[[Path], None]:
+    """Changes fields of the first annotation, or of whatever `of` names."""
+    kind = changes.pop("of", "annotations")
+
+    def spoil(root: Path) -> None:
+        content = coco_content((1, 2))
+        content[kind][0].update(changes)
+        text = json.dumps(content)
+        (root / "annotations" / "instances_train2017.json").write_text(text)
+
+    return spoil
+
+
+def without(file: str) -> Callable[[Path], None]:
+    return lambda root: (root / file).unlink()
+
+
+def content(file: str, text: str) -> Callable[[Path], int]:
+    return lambda root: (root / file).write_text(text)
+
+
+VOC, LIST = "VOCdevkit/VOC2012", "VOCdevkit/VOC2012/ImageSets/Main/train.txt"
+
+
+XML = f"{VOC}/Annotations/a.xml"
+
+
+OBJECT = "a.xml: object 1 (person)"
+
+
+BAD_VOC = {
+    "no size": (in_voc("<xmax>20<", "<xmax>2<"), f"{OBJECT} has no size: from (2, 3) to (2, 30)"),
+    "inverted": (in_voc("<ymax>30<", "<ymax>1<"), f"{OBJECT} has no size: from (2, 3) to (20, 1)"),
+    "left of it": (in_voc("<xmin>2<", "<xmin>-2<"), f"{OBJECT} is outside its image of 40 x 32"),
+    "below it": (in_voc("<ymax>30<", "<ymax>34<"), f"{OBJECT} is outside its image of 40 x 32"),
+    "second box": (in_voc("<xmax>40<", "<xmax>41<"), "a.xml: object 2 (dog) is outside its image"),
+    "not finite": (in_voc("<xmin>2<", "<xmin>nan<"), f"{OBJECT} is not finite: (nan, 3, 20, 30)"),
+    "no number": (in_voc("<xmin>2<", "<xmin>two<"), f"{OBJECT} has xmin 'two', not a number"),
+    "no corner": (in_voc("<xmin>2</xmin>", ""), f"{OBJECT} has no bndbox/xmin"),
+    "no name": (in_voc("<name>person</name>", ""), "a.xml: object 1 has no name"),
+    "unknown class": (
+        in_voc(">dog<", ">unicorn<"),
+        "a.xml: object 2 (unicorn) is of an unknown class; known are aeroplane, bicycle",
+    ),
+    "no image size": (in_voc("<width>40</width>", ""), "a.xml has no size/width"),
+    "zero image size": (in_voc("<width>40<", "<width>0<"), "a.xml has '0' size/width"),
+    "another size": (in_voc("<width>40<", "<width>50<"), "a.jpg is 40 x 32 pixels, but "),
+    "not xml": (content(XML, "<annotation>"), "a.xml is not XML: no element found"),
+    "another xml": (content(XML, "<html/>"), "a.xml is <html>, not an <annotation>"),
+    "no annotation": (without(XML), "there is no annotation "),
+    "no image": (without(f"{VOC}/JPEGImages/a.jpg"), "a.jpg, which does not exist"),
+    "no jpeg": (content(f"{VOC}/JPEGImages/a.jpg", "?"), "a.jpg is not an image that can be read"),
+    "no list": (without(LIST), "train.txt, the list of the images of train"),
+    "empty list": (content(LIST, "\n"), "train.txt names no image"),
+    "twice": (content(LIST, "a\nb\na\n"), "train.txt names a twice"),
+}
+
+
+JSON = "annotations/instances_train2017.json"
+
+
+ENTRY = "instances_train2017.json: annotation 10"
+
+
+BAD_COCO = {
+    "not json": (content(JSON, "{"), "instances_train2017.json is not JSON"),
+    "nested": (content(JSON, "[" * 100_000), "is not JSON: it is nested too deeply"),
+    "no list": (content(JSON, '{"images": []}'), "has no list of annotations"),
+    "no images": (
+        content(JSON, '{"images": [], "annotations": [], "categories": []}'),
+        "lists no images",
+    ),
+    "no height": (
+        in_coco(bbox=[1, 2, 3, 0]),
+        f"{ENTRY} (person) has no size: from (1, 2) to (4, 2)",
+    ),
+    "negative": (in_coco(bbox=[5, 2, -3, 4]), f"{ENTRY} (person) has no size"),
+    "outside": (in_coco(bbox=[30, 2, 11, 4]), f"{ENTRY} (person) is outside its image of 40 x 32"),
+    "three numbers": (in_coco(bbox=[1, 2, 3]), f"{ENTRY} (person) has the bbox [1, 2, 3]"),
+    "no bbox": (in_coco(bbox=None), f"{ENTRY} (person) has the bbox None"),
+    "unknown category": (in_coco(category_id=5), f"{ENTRY} is of an unknown category, 5"),
+    "unknown image": (in_coco(image_id=9), f"{ENTRY} is of image 9, which is not listed"),
+    "same id": (in_coco(id=11), "annotations: the id 11 is there twice"),
+    "no id": (in_coco(id=None), "annotations: number 0 in the list has no id"),
+    "no file name": (in_coco(of="images", file_name=None), "image 1 has no file_name"),
+    "missing file": (in_coco(of="images", file_name="z.jpg"), "z.jpg, which does not exist"),
+    "no width": (in_coco(of="images", width="40"), "image 1 has width '40' and height 32"),
+    "another size": (in_coco(of="images", width=41), "is 40 x 32 pixels, but "),
+    "category 0": (in_coco(of="categories", id=0), "category 0 is not 1 or more"),
+    "other categories": (in_coco(of="categories", name="cat"), "have different categories"),
+    "no files": (without(JSON), "should have instances_train2017.json and instances_val2017.json"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VOC)
+def test_bad_voc_annotations_are_refused_by_name(case: str, tmp_path: Path):
+    write_voc(tmp_path)
+    refused("voc", tmp_path, *BAD_VOC[case])
+
+
+@pytest.mark.parametrize("case", BAD_COCO)
+def test_bad_coco_annotations_are_refused_by_name(case: str, tmp_path: Path):
+    refused("coco", write_coco(tmp_path), *BAD_COCO[case])
+
+
+def refused(name: str, root: Path, spoil: Callable[[Path], Any], words: str) -> None:
+    load_boxes(name, root, 32)
+    spoil(root)
+    with pytest.raises(ValueError) as caught:
+        load_boxes(name, root, 32)
+    assert words in str(caught.value)
+    assert str(root) in str(caught.value)  # the file, with its folder
+
+
+def test_bad_boxes_can_be_left_out_and_are_counted(tmp_path: Path):
+    write_voc(tmp_path)
+    for spoil in ("no size", "second box"):
+        BAD_VOC[spoil][0](tmp_path)
+    with pytest.raises(ValueError, match="or leave such boxes out with --skip-bad-boxes"):
+        load_boxes("voc", tmp_path, 32)
+    data = load_boxes("voc", tmp_path, 32, skip_bad_boxes=True)
+    assert len(data.skipped) == 2 and "object 1 (person) has no size" in data.skipped[0]
+    assert len(data.train[0].boxes) == 0
+    in_voc(">person<", ">unicorn<")(tmp_path)
+    with pytest.raises(ValueError, match="unknown class"):  # no box of that kind is left out
+        load_boxes("voc", tmp_path, 32, skip_bad_boxes=True)
+
+
+def test_a_box_that_sticks_out_by_rounding_is_cut(tmp_path: Path):
+    write_voc(tmp_path)
+    in_voc("<xmax>40<", "<xmax>40.4<")(tmp_path)
+    assert load_boxes("voc", tmp_path, 32).train[0].boxes[1].tolist() == [21, 4, 40, 32]
+
+
+@pytest.mark.parametrize("path", [None, "nowhere"])
+def test_missing_data_says_what_is_needed(path: str | None):
+    with pytest.raises(ValueError, match=r"bccd needs --data-path, the BCCD data set"):
+        load_boxes("bccd", path, 96)
+    with pytest.raises(ValueError, match="unknown data 'nope'; choose from voc, coco, bccd"):
+        load_boxes("nope", path, 96)

@@ -1,0 +1,77 @@
+"""Batches of annotated images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decentlam.lab.data import split
+from decentlam.lab.detection import load_boxes
+from decentlam.lab.detection.shapes import annotation, draw_shapes
+from tests.lab.detection.boxes import SIZE, write_coco, write_image, write_voc
+
+
+@pytest.mark.parametrize("how", ["iid", "label-sorted", "dirichlet:0.3"])
+def test_shards_of_images_are_an_exact_partition(how: str, tmp_path: Path):
+    data = load_boxes("voc", draw_shapes(tmp_path, train=40, test=2), 32)
+    shards = split(data.labels, 8, how, seed=3)
+    assert torch.cat(shards).sort().values.tolist() == list(range(40))
+    if how == "label-sorted":
+        assert max(len(data.labels[shard].unique()) for shard in shards) < 3
+
+
+def test_the_main_label_is_the_commonest_box(tmp_path: Path):
+    year = write_voc(tmp_path)
+    boxes = [("dog", [1, 1, 5, 5]), ("person", [1, 1, 9, 9]), ("person", [2, 2, 8, 8])]
+    (year / "Annotations" / "a.xml").write_text(annotation(SIZE, boxes))
+    data = load_boxes("voc", tmp_path, 32)
+    assert data.names[int(data.labels[0])] == "person"
+
+
+def test_images_are_resized_and_flipped_with_their_boxes(tmp_path: Path):
+    data = load_boxes("voc", draw_shapes(tmp_path, train=10, test=2), 24)  # half of 64 x 48
+    seen = set()
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        batch = data.train_batch(torch.tensor([0, 4]), generator)
+        assert [tuple(image.shape) for image in batch.images] == [(3, 24, 32), (3, 32, 24)]
+        for at, image, target in zip((0, 4), batch.images, batch.targets, strict=True):
+            whole = data.pixels(data.train[at]).float() / 255
+            boxes = data.train[at].boxes / 2
+            mirrored = not torch.equal(image, whole)
+            if mirrored:
+                assert torch.equal(image, whole.flip(2))
+                width = whole.shape[2]
+                boxes = np.stack(
+                    [width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1
+                )
+            assert np.allclose(target["boxes"].numpy(), boxes)
+            seen.add((at, mirrored))
+    assert len(seen) == 4
+
+
+def test_long_images_are_bounded_and_small_ones_grow(tmp_path: Path):
+    year = write_voc(tmp_path)
+    write_image(year / "JPEGImages" / "b.jpg", (200, 50))
+    (year / "Annotations" / "b.xml").write_text(annotation((200, 50), []))
+    data = load_boxes("voc", tmp_path, 60)
+    assert [tuple(data.pixels(image).shape) for image in data.train] == [(3, 60, 75), (3, 25, 100)]
+
+
+def test_test_batches_are_all_images_once_in_order(tmp_path: Path):
+    data = load_boxes("voc", draw_shapes(tmp_path, train=2, test=21), 32)
+    batches = list(data.test_batches())
+    assert [k for batch in batches for k in batch.indices] == list(range(21))
+    for batch in batches:
+        for image, k, scale in zip(batch.images, batch.indices, batch.scales, strict=True):
+            assert image.shape[2] == pytest.approx(scale[0] * data.test[k].width)
+
+
+def test_shared_images_are_noticed(tmp_path: Path):
+    write_coco(tmp_path)
+    text = (tmp_path / "annotations" / "instances_train2017.json").read_text()
+    (tmp_path / "annotations" / "instances_val2017.json").write_text(text)
+    assert load_boxes("coco", tmp_path, 32).shared == 2

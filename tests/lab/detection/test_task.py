@@ -1,0 +1,263 @@
+"""Detectors train: real nodes do what simulated ones do, a short run learns, all recipes run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decentlam import simulate
+from decentlam.lab.data import Batches
+from decentlam.lab.detection.detectors import make_detector
+from decentlam.lab.detection.shapes import draw_shapes
+from decentlam.lab.recipes import Recipe, make
+from decentlam.lab.train import Summary, train
+from decentlam.lab.train.tasks import Numerics, make_task
+from tests.helpers.processes import run_processes
+from tests.lab.detection.boxes import write_coco, write_voc
+from tests.lab.helpers import StopAfter, assert_close, assert_same_run, records
+
+NODES = 2
+
+
+DETECTORS = ("retinanet", "faster-rcnn")
+
+
+def recipe(detector: str, directory: Path, nodes: int, **changes: Any) -> Recipe:
+    """Two steps in float64 on drawn shapes, from weights, so that the stem is frozen.
+
+    A node takes its images one at a time: a piece may have no object. Shards are sorted by what is
+    in the images. Two nodes of DecentLaM agree after every step, those of AWC-DmSGD do not.
+    """
+    values: dict[str, Any] = {
+        "data": "voc",
+        "data_path": str(directory / "shapes"),
+        "weights": str(directory / f"{detector}.pt"),
+        "image_size": 32,
+        "method": "awc-dmsgd" if nodes == 2 else "decentlam",
+        "topology": "star",
+        "nodes": nodes,
+        "shards": "label-sorted:1",
+        "batch": 8 // nodes * nodes,
+        "micro_batch": 1,
+        "epochs": 1.0,
+        "evaluate_every": 1.0,
+        "warmup_epochs": 0.0,
+        "log_every": 1,
+        "precision": "float64",
+        "seed": 1,
+    }
+    return make(f"bccd-{detector}", **{**values, **changes})
+
+
+def prepare(directory: Path) -> None:
+    """Images and weights that all processes read."""
+    draw_shapes(directory / "shapes", train=16, test=5)
+    for detector in DETECTORS:
+        model = make_detector(f"{detector}-small", classes=3, image_size=32, seed=7)
+        torch.save(model.state_dict(), directory / f"{detector}.pt")
+
+
+def all_scenarios(directory: Path, nodes: int) -> dict[str, Summary]:
+    torch.set_num_threads(1)
+    return {
+        name: train(recipe(name, directory, nodes), directory / "real" / name) for name in DETECTORS
+    }
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("detection")
+    prepare(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def real(prepared: Path) -> Path:
+    arguments = (all_scenarios, NODES, (prepared, NODES))
+    everyone = run_processes(*arguments)
+    assert all(isinstance(summaries, dict) for summaries in everyone), everyone
+    return prepared
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_processes_and_simulation_write_the_same_records(detector: str, real: Path):
+    """With pieces that have no object and a frozen stem; nobody waits for ever."""
+    compare(detector, real, NODES)
+
+
+@pytest.mark.slow
+def test_eight_processes_and_simulation_write_the_same_records(prepared: Path, tmp_path: Path):
+    (tmp_path / "shapes").symlink_to(prepared / "shapes")
+    for detector in DETECTORS:
+        (tmp_path / f"{detector}.pt").symlink_to(prepared / f"{detector}.pt")
+    everyone = run_processes(all_scenarios, 8, (tmp_path, 8))
+    assert all(isinstance(summaries, dict) for summaries in everyone), everyone
+    for detector in DETECTORS:
+        compare(detector, tmp_path, 8)
+
+
+def compare(detector: str, directory: Path, nodes: int) -> None:
+    plan = recipe(detector, directory, nodes)
+    here, there = (directory / kind / detector for kind in ("simulated", "real"))
+    assert train(plan, here, simulate=True).step == 2
+    assert_close(there, here)
+    (evaluation,) = records(here, "evaluation")
+    assert evaluation["consensus_distance"] > 1e-6
+    shown = [json.loads((run / "detections.json").read_text()) for run in (here, there)]
+    assert shown[0]["names"] == shown[1]["names"] == {"1": "disc", "2": "square"}
+    assert [i["truth"] for i in shown[0]["images"]] == [i["truth"] for i in shown[1]["images"]]
+
+
+def test_a_simulated_step_is_the_recursion_on_the_losses_of_each_node(prepared: Path):
+    """Against `simulate`, with gradients from one model that takes each node's parameters."""
+    plan = replace(recipe("retinanet", prepared, 3), method="dmsgd", micro_batch=None)
+    task = make_task(plan, Numerics("float64", CPU))
+    algorithm, network, _ = plan.chosen()
+    nodes = task.simulated(algorithm, network)
+    batches = Batches([torch.arange(k, 16, 3) for k in range(3)], 2, seed=0)
+    steps = [
+        [task.train_batch(batches.indices(k, i), batches.generator(k, i)) for i in range(3)]
+        for k in range(2)
+    ]
+    start, model = nodes.x.clone(), task.model()
+    for of_nodes in steps:
+        nodes.step(of_nodes, 0.01, None)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    sizes = [p.numel() for p in trained]
+    assert sum(sizes) < sum(p.numel() for p in model.parameters())  # the stem is frozen
+
+    def gradient(x, step):
+        rows = []
+        for row, batch in zip(x, steps[step], strict=True):
+            for p, value in zip(trained, row.split(sizes), strict=True):
+                p.data = value.view_as(p).clone()
+            grads = torch.autograd.grad(task.loss(model.train(), batch), trained)
+            rows.append(torch.cat([g.reshape(-1) for g in grads]))
+        return torch.stack(rows)
+
+    decay = {"weight_decay": plan.weight_decay}
+    expected = simulate(algorithm, network, start, gradient, lr=0.01, steps=2, **decay)
+    assert torch.allclose(nodes.x, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_a_batch_without_objects_has_a_loss_and_a_gradient(detector: str, prepared: Path):
+    task = make_task(recipe(detector, prepared, 2), Numerics("float32", CPU))
+    empty = [k for k, image in enumerate(task.data.train) if not len(image.boxes)]
+    batch = task.train_batch(torch.tensor(empty), torch.Generator().manual_seed(0))
+    model = task.model().train()
+    loss = task.loss(model, batch)
+    loss.backward()
+    assert torch.isfinite(loss) and loss > 0
+    assert torch.equal(loss, task.loss(model, batch))  # it draws from the batch's seed alone
+
+
+def test_a_resumed_detector_ends_where_an_uninterrupted_one_does(prepared: Path, tmp_path: Path):
+    plan = recipe("faster-rcnn", prepared, 2, batch=4, epochs=0.75, precision="float32")
+    train(plan, tmp_path / "whole", simulate=True)
+    assert train(plan, tmp_path / "parts", simulate=True, stop=StopAfter(1)).step == 1
+    assert train(plan, tmp_path / "parts", simulate=True, resume=True).step == 3
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.system
+def test_shapes_are_found_after_a_short_training(tmp_path: Path):
+    """Far above the untrained model, on a ring of 4 nodes."""
+    plan = make(
+        "bccd-faster-rcnn",
+        data="voc",
+        data_path=str(draw_shapes(tmp_path / "shapes", train=40, test=10)),
+        image_size=48,
+        nodes=4,
+        topology="ring",
+        batch=8,
+        epochs=7.0,
+        evaluate_every=7.0,
+        schedule="constant",
+        warmup_epochs=0.5,
+    )
+    task = make_task(plan, Numerics("float32", CPU))
+    untrained = task.numbers([task.score(task.model(), batch) for batch in task.test_batches(0)])
+    summary = train(plan, tmp_path / "run", simulate=True)
+    assert summary.evaluation is not None and untrained["ap50"] is not None
+    assert summary.evaluation["averaged_ap50"] > 0.15 > 5 * untrained["ap50"]
+    for score in ("ap", "ap75", "ap_small", "voc_ap50", "voc_ap50_11"):
+        assert np.isfinite(summary.evaluation[f"averaged_{score}"])
+        assert np.isfinite(summary.evaluation[f"nodes_{score}"])
+
+
+PUBLISHED = ("voc-retinanet", "voc-faster-rcnn", "coco-retinanet", "coco-faster-rcnn")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_papers_settings(name: str):
+    plan = make(name)
+    assert (plan.nodes, plan.topology, plan.batch) == (8, "symmetric-exponential", 256)
+    assert (plan.micro_batch, plan.momentum, plan.weight_decay) == (2, 0.9, 1e-4)
+    assert plan.lr == pytest.approx(0.32 if name == "coco-faster-rcnn" else 0.16)
+    rate = plan.factor(steps_per_epoch=460)
+    assert rate(0) == 0.001 and rate(460) == 1
+    assert [rate(460 * epoch) for epoch in (7.9, 8, 11)] == pytest.approx([1, 0.1, 0.01])
+    assert make(name, batch=16).lr == pytest.approx(plan.lr / 16)
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED[:3]]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", [*SLOW, PUBLISHED[3]])
+def test_published_recipes_run_on_a_few_images(name: str, tmp_path: Path):
+    """ResNet-50-FPN with frozen batch norm, in the published layout."""
+    if name.startswith("voc"):
+        write_voc(tmp_path)
+    else:
+        write_coco(tmp_path)
+    plan = small(make(name, data_path=str(tmp_path), nodes=1, batch=2))
+    assert train(plan, tmp_path / "run", simulate=True).status == "finished"
+    assert set(records(tmp_path / "run", "evaluation")[-1]) >= {"averaged_ap", "averaged_voc_ap50"}
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert f"--recipe {name} --simulate" in info["command"]
+
+
+def small(plan: Recipe) -> Recipe:
+    return replace(plan, epochs=1.0, image_size=32, warmup_epochs=0.0, micro_batch=1)
+
+
+def test_what_was_left_out_of_the_data_is_said_and_written_down(tmp_path: Path, caplog):
+    year = write_voc(tmp_path)
+    for part in ("train", "val"):  # the same image, which has a bad box
+        (year / "ImageSets" / "Main" / f"{part}.txt").write_text("a\n")
+    text = (year / "Annotations" / "a.xml").read_text().replace("<xmax>20<", "<xmax>2<")
+    (year / "Annotations" / "a.xml").write_text(text)
+    changes = {"data": "voc", "data_path": str(tmp_path), "image_size": 32, "nodes": 1, "batch": 1}
+    plan = make("bccd-retinanet", **changes, epochs=1.0, warmup_epochs=0.0, skip_bad_boxes=True)
+    train(plan, tmp_path / "run", simulate=True, quiet=False)
+    notes = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
+    assert notes == caplog.messages[-2:]
+    assert notes[0].startswith("left out 2 bad boxes, the first: ") and "object 1 (p" in notes[0]
+    assert notes[1].startswith("1 of 1 test images are training images too")
+
+
+BAD = {
+    "a classifier": ({"model": "resnet20"}, "resnet20 is no model for detection, which is what"),
+    "digits": ({"data": "digits"}, "is no model for classification, which is what digits is for"),
+    "weights": ({"data": "digits", "model": "mlp", "weights": "x"}, "are for detection"),
+    "size": ({"image_size": 0}, "image_size must be a whole number of 1 or more"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_detection_recipes_are_refused(case: str):
+    changes, words = BAD[case]
+    with pytest.raises(ValueError) as caught:
+        make("bccd-retinanet", **changes)
+    assert words in str(caught.value)

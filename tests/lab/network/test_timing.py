@@ -1,0 +1,65 @@
+"""What a benchmark may ask for, and what becomes of its records."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sys
+from typing import Any
+
+import pytest
+
+from decentlam.lab.network.contenders import BASE, LOCAL
+from decentlam.lab.network.timing import Benchmark, measure, whole_rounds
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": "alexnet"}, "unknown model 'alexnet'; choose from convnet"),
+        ({"compute": "sleep"}, "real or sleep:MILLISECONDS"),
+        ({"parameters": 10**6}, "needs sleeping compute"),
+        ({"only": ("SGP",)}, "unknown contender 'SGP'; choose from local only"),
+        ({"rounds": 0}, "1 or more"),
+        ({"straggler_ms": -1.0}, "0 ms or more"),
+    ],
+)
+def test_benchmarks_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Benchmark(**wrong)
+
+
+def test_fewer_than_two_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 nodes or more"):
+        measure(Benchmark(), 1, None)
+
+
+def test_rounds_without_local_training_or_ddp_are_left_out() -> None:
+    whole = [{"round": 0, "contender": name} for name in (LOCAL, BASE, "PmSGD")]
+    part = [{"round": 1, "contender": name} for name in (LOCAL, "PmSGD")]
+    gone = {"round": 0, "contender": "x", "left_out": "why"}
+    assert whole_rounds([*whole, *part, gone]) == [*whole, gone]
+
+
+def _measure_as_nobody(pipe: Any) -> None:
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        measure(Benchmark(), 2, "1Gbit")
+    except ValueError as refused:
+        pipe.send(str(refused))
+
+
+@pytest.mark.system
+def test_without_root_the_reason_and_the_way_out_are_named() -> None:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_as_nobody, args=(theirs,))
+    process.start()
+    theirs.close()
+    text = ours.recv()
+    process.join()
+    assert "no emulated network: " in text and "--loopback" in text
+    if sys.platform.startswith("linux") and shutil.which("ip") and shutil.which("tc"):
+        assert "network namespaces need root" in text

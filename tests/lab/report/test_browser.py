@@ -1,0 +1,199 @@
+"""The page of a report in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from decentlam.lab.report import line_styles, write
+from tests import pages
+from tests.lab.report.written_runs import (
+    EPOCHS,
+    EVIL,
+    METHODS,
+    embedded_data,
+    write_hostile_run,
+    write_run,
+)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[pages.Browser]:
+    with pages.browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five methods with three seeds each, one run of which diverged."""
+    study = tmp_path_factory.mktemp("study")
+    for method in METHODS:
+        for seed in range(3):
+            diverged = (method, seed) == ("dmsgd", 2)
+            status, until = ("diverged", 7) if diverged else ("finished", EPOCHS)
+            write_run(study / "runs" / f"{method}-{seed}", method, seed, status, until)
+    return write([study], study / "report.html")
+
+
+@pytest.fixture
+def opened(chromium: pages.Browser, page: Path) -> pages.Browser:
+    chromium.size(1280, 900)
+    chromium.media()
+    chromium.open(page)
+    return chromium
+
+
+def test_the_page_opens_without_errors_and_asks_for_nothing_else(opened, page: Path):
+    opened.requests()
+    opened.open(page)
+    for button in range(len(opened.texts(".toggle"))):
+        opened.run("document.querySelectorAll('.toggle')[arguments[0]].click()", button)
+    assert opened.messages() == []
+    assert opened.requests() == [page.resolve().as_uri()]
+    assert opened.run("return document.querySelectorAll('#charts svg .curve').length") == 0
+
+
+def test_pointing_at_a_chart_reads_the_values_of_all_methods(opened, page: Path):
+    opened.hover("#chart-averaged .plot > svg", 0.5)
+    head, _, *rows = opened.text("#chart-averaged .readout").split("\n")
+    epoch = int(head.removeprefix("epoch "))
+    assert 4 <= epoch <= 8
+    data = embedded_data(page)
+    chart = next(c for c in data["charts"] if c["name"] == "averaged")
+    label = {group["index"]: group["label"] for group in data["groups"]}
+    values = {label[line["group"]]: line["y"][epoch] for line in chart["lines"] if not line["name"]}
+    shown = dict(row.split("\t")[:2] for row in rows if "diverged" not in row)
+    assert shown == {name: f"{value:.2f} %" for name, value in values.items()}
+    assert list(shown) == sorted(values, key=lambda name: -values[name])
+    assert opened.run("return document.querySelectorAll('#chart-averaged .cross line').length") == 1
+
+
+def test_arrow_keys_read_the_values_too(opened):
+    svg = "#chart-loss .plot > svg"
+    right, end, escape = "\ue014", "\ue010", "\ue00c"  # as WebDriver spells keys
+    opened.type(svg, right)
+    first = opened.text("#chart-loss .readout")
+    opened.type(svg, right)
+    assert first != opened.text("#chart-loss .readout")
+    opened.type(svg, end)
+    assert opened.text("#chart-loss .readout").startswith("epoch 12\n")
+    opened.type(svg, escape)
+    assert opened.run("return document.querySelector('#chart-loss .readout').hidden")
+
+
+def test_the_legend_hides_and_shows_a_line(opened):
+    count = "return document.querySelectorAll('.curve[data-group=\"4\"]').length"
+    everything = opened.run(count)
+    assert everything == 4  # the fifth chart has one line for all: the learning rate
+    opened.click('.legend button[data-group="4"]')
+    assert opened.run(count) == 0
+    pressed = "return document.querySelector('.legend [data-group=\"4\"]').ariaPressed"
+    assert opened.run(pressed) == "false"
+    opened.run("document.querySelector('.legend [data-group=\"4\"]').focus()")
+    opened.type('.legend button[data-group="4"]', " ")  # by keyboard
+    assert opened.run(count) == everything
+
+
+def test_log_scale_and_second_half_change_the_axes(opened):
+    ticks = "#chart-consensus .tick.y"
+    logarithmic = opened.texts(ticks)
+    opened.click("#chart-consensus .toggle")
+    assert opened.texts(ticks) != logarithmic and opened.texts(ticks)[0] == "0.0"
+    opened.click("#chart-averaged .toggle")
+    assert opened.texts("#chart-averaged .tick.x")[0] == "6"
+
+
+def test_a_click_on_a_header_sorts_and_the_next_turns_it_round(opened):
+    def column() -> list[str]:
+        return [row.split()[0] for row in opened.texts(".results tbody th")]
+
+    before = column()
+    opened.click(".results thead th:nth-child(3) button")
+    best_first = column()
+    values = opened.run(
+        "return [...document.querySelectorAll('.results tbody td:nth-child(3)')]"
+        ".map((cell) => Number(cell.dataset.value))"
+    )
+    assert values == sorted(values, reverse=True) and best_first != before
+    head = "return document.querySelector('.results thead th:nth-child(3)').ariaSort"
+    assert opened.run(head) == "descending"
+    opened.click(".results thead th:nth-child(3) button")
+    assert column() == best_first[::-1] and opened.run(head) == "ascending"
+    opened.click(".results thead th:first-child button")
+    assert column() == sorted(column(), key=str.lower)
+    assert opened.run(head) is None
+
+
+def test_the_copy_button_copies_the_command(opened, page: Path):
+    opened.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+    opened.click("details:nth-of-type(5) summary")
+    opened.click("details:nth-of-type(5) .run:nth-of-type(2) .copy")
+    command = json.loads((page.parent / "runs" / "decentlam-1" / "run.json").read_text())["command"]
+    assert opened.run("return navigator.clipboard.readText()") == command
+    assert opened.text("details:nth-of-type(5) .run:nth-of-type(2) .copy") == "Copied"
+
+
+def test_without_scripts_the_table_is_there_and_a_note_says_what_is_missing(opened, page: Path):
+    opened.devtools("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        opened.open(page)
+        body = opened.text("body")
+        assert opened.run("return document.querySelectorAll('.results tbody tr').length") == 5
+    finally:
+        opened.devtools("Emulation.setScriptExecutionDisabled", value=False)
+    assert "The curves are drawn by a script" in body and "DecentLaM" in body
+    assert "Copy" not in body
+
+
+def test_hostile_text_stays_text(opened, tmp_path: Path):
+    runs = [write_hostile_run(tmp_path / "evil"), write_run(tmp_path / "good", "dmsgd")]
+    opened.size(390, 844)
+    opened.open(write(runs, tmp_path / "page.html"))
+    opened.hover("#chart-averaged .plot > svg", 0.5)
+    assert opened.messages() == []
+    assert opened.run("return document.documentElement.scrollWidth") == 390
+    assert opened.run("return document.title").startswith(EVIL.split("'")[0])
+    assert EVIL in opened.text("#chart-averaged .readout")
+    assert EVIL in opened.run("return document.querySelector('.command code').textContent")
+
+
+def test_the_page_is_dark_for_those_who_prefer_it_and_white_on_paper(opened):
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    line = "return getComputedStyle(document.querySelector('.curve[data-group=\"0\"]')).stroke"
+    assert (opened.run(paper), opened.run(line)) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
+    opened.media(scheme="dark")
+    red, green, blue = (int(line_styles.DARK_PAPER[at : at + 2], 16) for at in (1, 3, 5))
+    assert opened.run(paper) == f"rgb({red}, {green}, {blue})"
+    assert opened.run(line) == "rgb(237, 237, 237)"
+    opened.media("print", "dark")
+    assert (opened.run(paper), opened.run(line)) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_nothing_is_wider_than_the_window(opened, page: Path, width: int):
+    opened.size(width, 844)
+    opened.open(page)
+    assert opened.run("return document.documentElement.scrollWidth") == width
+    opened.hover("#chart-averaged .plot > svg", 0.9)
+    assert opened.run("return document.documentElement.scrollWidth") == width
+
+
+def test_the_reader_chooses_among_settings(opened, tmp_path: Path):
+    runs = [
+        write_run(tmp_path / f"{method}-{batch}", method, batch=batch)
+        for method in ("dmsgd", "decentlam")
+        for batch in (1024, 8192)
+    ]
+    opened.open(write(runs, tmp_path / "page.html"))
+    curves_of = (
+        "return [...document.querySelectorAll('#chart-averaged .curve')]"
+        ".map((curve) => curve.dataset.group)"
+    )
+    assert opened.texts(".results caption strong") == ["Side by side", "batch 1024", "batch 8192"]
+    assert opened.run(curves_of) == ["0", "1"]
+    opened.click(".settings label:last-of-type")
+    assert opened.run(curves_of) == ["2", "3"]
+    assert opened.messages() == []

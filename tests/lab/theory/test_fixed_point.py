@@ -1,0 +1,115 @@
+"""Fixed points in closed form, against hand computation and the simulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decentlam import simulate
+from decentlam.lab import theory
+from decentlam.lab.theory.linear_regression import linear_regression
+from decentlam.topology import (
+    Topology,
+    bipartite_random_match,
+    exponential,
+    from_weights,
+    mesh,
+    ring,
+)
+
+LIMITS = [
+    ("pmsgd", {}),
+    ("dsgd", {}),
+    ("dmsgd", {}),
+    ("da-dmsgd", {}),
+    ("awc-dmsgd", {}),
+    ("awc-dmsgd", {"heavy_ball": True}),
+    ("qg-dmsgd", {}),
+    ("d2-dmsgd", {}),
+    ("decentlam", {}),
+    ("decentlam-steady", {}),
+    ("gt-dmsgd", {}),
+    ("slowmo", {"tau": 6}),
+    ("slowmo", {"tau": 6, "inner_momentum": "average"}),
+    ("slowmo", {"tau": 6, "inner_momentum": "reset", "base": "local"}),
+]
+
+
+@pytest.mark.parametrize("network", [mesh(8), ring(8)], ids=repr)
+@pytest.mark.parametrize(("method", "hyper"), LIMITS, ids=str)
+def test_the_closed_form_is_where_the_simulation_ends(method: str, hyper: dict, network: Topology):
+    problem = linear_regression(8, rows=50, dim=5, seed=1)
+    q = problem.quadratic
+    predicted = theory.fixed_point(method, network, q.hessians, q.linear, 0.001, 0.8, **hyper)
+    reached = simulate(
+        method, network, problem.start, problem.gradient, 0.001, 1800, momentum=0.8, **hyper
+    )
+    offset = (predicted - q.x_star).norm()
+    assert (offset == 0) == (method in ("pmsgd", "d2-dmsgd", "gt-dmsgd"))
+    # Eight digits of the distance from x*, or round-off where there is none.
+    assert (reached - predicted).norm() <= max(1e-8 * offset, 1e-12)
+
+
+def test_two_nodes_by_hand():
+    # f_i = (x - c_i)^2 / 2 with c = (1, -1), so x* = 0 and x = (a, -a). With
+    # W = [[3/4, 1/4], [1/4, 3/4]], (I - W) x = a/2 and W grad f(x) = (a - 1)/2 on the first node:
+    # dsgd       a/2 = -lr (a - 1)/2                          a = lr / (1 + lr)
+    # dmsgd      (1 - beta) a/2 = -lr (a - 1)/2               a = lr / (1 - beta + lr)
+    # da-dmsgd   a/2 = -lr (a - 1)/2 / (1 - beta/2)           a = lr / (1 - beta/2 + lr)
+    # awc-dmsgd  (1 - beta) a/2 = -lr (a - 1)                 a = 2 lr / (1 - beta + 2 lr)
+    network = from_weights([[0.75, 0.25], [0.25, 0.75]])
+    hessians, linear = torch.ones(2, 1, 1), torch.tensor([[1.0], [-1.0]])
+    lr, beta = 0.1, 0.6
+    by_hand = {
+        "dsgd": lr / (1 + lr),
+        "decentlam": lr / (1 + lr),
+        "decentlam-steady": lr / (1 + lr),
+        "qg-dmsgd": lr / (1 + lr),
+        "dmsgd": lr / (1 - beta + lr),
+        "da-dmsgd": lr / (1 - beta / 2 + lr),
+        "awc-dmsgd": 2 * lr / (1 - beta + 2 * lr),
+        "d2-dmsgd": 0.0,
+        "gt-dmsgd": 0.0,
+        "pmsgd": 0.0,
+    }
+    for method, a in by_hand.items():
+        x = theory.fixed_point(method, network, hessians, linear, lr, beta)
+        assert x.flatten().tolist() == pytest.approx([a, -a], abs=1e-15), method
+
+
+@pytest.mark.parametrize("method", ["dsgd", "dmsgd", "da-dmsgd", "awc-dmsgd", "decentlam"])
+def test_the_closed_form_stays_accurate_as_lr_vanishes(method: str):
+    problem = linear_regression(8, rows=50, dim=5)
+    q = problem.quadratic
+    leading = theory.leading_bias(method, mesh(8), q.hessians, q.linear, 0.8)
+    x = theory.fixed_point(method, mesh(8), q.hessians, q.linear, 1e-8, 0.8)
+    # 1e-8 * (x - x*) keeps eight of x*'s sixteen digits, and the expansion's next term is 1e-6.
+    assert problem.bias(x) == pytest.approx(1e-16 * leading, rel=1e-5)
+
+
+def test_momentum_amplifies_the_leading_bias_of_dmsgd_and_not_of_decentlam():
+    q = linear_regression(8, rows=50, dim=5).quadratic
+    bias = {
+        (method, beta): theory.leading_bias(method, mesh(8), q.hessians, q.linear, beta)
+        for method in ("dmsgd", "awc-dmsgd", "decentlam")
+        for beta in (0.0, 0.9)
+    }
+    assert bias["dmsgd", 0.9] / bias["dmsgd", 0.0] == pytest.approx(100)
+    assert bias["awc-dmsgd", 0.9] / bias["awc-dmsgd", 0.0] == pytest.approx(100)
+    assert bias["decentlam", 0.9] == bias["decentlam", 0.0] == pytest.approx(bias["dmsgd", 0.0])
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "reason"),
+    [
+        ("nope", ring(4), "unknown method 'nope'; choose from awc-dmsgd"),
+        ("pmsgd-lars", ring(4), "no fixed point: LARS"),
+        ("dmsgd", bipartite_random_match(4), "changes with the step"),
+        ("decentlam", exponential(4), "needs symmetric weights"),
+        ("dmsgd", ring(5), "has 5 nodes, but there are 4 functions"),
+    ],
+    ids=str,
+)
+def test_what_has_no_fixed_point_is_refused(method: str, network: Topology, reason: str):
+    with pytest.raises(ValueError, match=reason):
+        theory.fixed_point(method, network, torch.ones(4, 1, 1), torch.ones(4, 1), 0.1)

@@ -1,0 +1,436 @@
+"""`init`: who is met where, with which backend and GPU, and how the group is left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import decentlam
+from decentlam.lab import network as emulation
+from decentlam.launch import init as group
+from decentlam.network import heartbeat as watch
+from decentlam.network import network
+from tests.helpers.processes import HANG_SECONDS
+from tests.helpers.quadratic import Quadratic
+from tests.helpers.scripts import JOIN, assert_trained, environment, finish, fork, start, training
+
+# By any launcher --------------------------------------------------------------------------------
+
+
+BY_HAND = {
+    "openmpi": lambda rank, port: {
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": f"{port}",  # the job's number, which the port is made from
+    },
+    "mpich": lambda rank, port: {
+        "PMI_RANK": rank,
+        "PMI_SIZE": "2",
+        "MPI_LOCALRANKID": rank,
+        "MPI_LOCALNRANKS": "2",
+        "MASTER_PORT": f"{port}",
+    },
+    "slurm": lambda rank, port: {
+        "SLURM_PROCID": rank,
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": rank,
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_ID": f"{port}",
+        "SLURM_STEP_ID": "0",
+    },
+}
+
+
+def join_group() -> None:
+    exec(JOIN)
+
+
+def free_port() -> int:
+    """Below those that the system gives to whoever connects: nobody takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+@pytest.mark.parametrize("launcher", BY_HAND)
+def test_variables_of_other_launchers_are_enough(launcher: str, tmp_path: Path) -> None:
+    port = free_port()
+    processes = [
+        fork(join_group, tmp_path / str(rank), **BY_HAND[launcher](str(rank), port))
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(processes):
+        process.join(HANG_SECONDS)
+        assert process.exitcode == 0
+        assert (tmp_path / str(rank)).read_text() == f"{rank}/2\n"
+
+
+def test_mpirun_for_real() -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed (Debian: apt-get install openmpi-bin)")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *root, "--oversubscribe", "-n", "2", sys.executable, "-c", JOIN]
+    ((out, _),) = finish(start(command))
+    assert "0/2" in out and "1/2" in out  # mpirun may run lines together
+
+
+@pytest.mark.system
+@pytest.mark.netns
+@pytest.mark.parametrize("meets_at", ["name", pytest.param("address", marks=pytest.mark.slow)])
+def test_torchrun_on_two_hosts(meets_at: str, tmp_path: Path) -> None:
+    """By name is the hard case: on its own host the name of process 0's host is 127.0.1.1."""
+    reason = emulation.unavailable()
+    if reason is not None:
+        pytest.skip(f"no second host: {reason}")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    with emulation.hosts(2) as hosts:
+        there = getattr(hosts[0], meets_at)
+        agents = [
+            host.start(
+                [
+                    *torchrun,
+                    f"--node-rank={i}",
+                    f"--master-addr={there}",
+                    *training(tmp_path, "never"),
+                ],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for i, host in enumerate(hosts)
+        ]
+        finish(*agents)
+    assert_trained(tmp_path, 4)
+
+
+@pytest.mark.netns
+def test_namespaces_are_removed_after_a_failure_and_with_the_processes_inside() -> None:
+    reason = emulation.unavailable()
+    if reason is not None:
+        pytest.skip(f"no second host: {reason}")
+    with pytest.raises(KeyboardInterrupt), emulation.hosts(2) as hosts:
+        sleeper = hosts[1].start(["sleep", "600"])
+        raise KeyboardInterrupt
+    assert sleeper.wait(HANG_SECONDS) == -signal.SIGKILL
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert f"dlam-{os.getpid()}" not in listed
+    assert not list(Path("/etc/netns").glob(f"dlam-{os.getpid()}*"))
+
+
+RESTARTED = """
+import os, signal, sys
+import torch, decentlam
+
+decentlam.init()
+rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+model = torch.nn.Linear(3, 1)
+optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring")
+for step in range(4):
+    if attempt == "0" and rank == 1 and step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+open(os.path.join(sys.argv[1], f"{rank} {attempt}"), "w").close()
+"""
+
+
+@pytest.mark.system
+def test_processes_that_torchrun_starts_again_find_each_other(tmp_path: Path) -> None:
+    """Its store still has the addresses of those that are gone."""
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    finish(start([*torchrun, "--nproc-per-node=2", str(script), str(tmp_path)]))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0 1", "1 1", "script.py"]
+
+
+# Nobody is met ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+
+
+def test_init_without_a_launcher_says_how_to_start(no_launcher: None) -> None:
+    with pytest.raises(RuntimeError, match="torchrun"):
+        decentlam.init()
+
+
+def test_init_that_finds_nobody_says_where_it_looked(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {**place, "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=r"process 1 of 2.*could not join.*127\.0\.0\.1:1 "):
+        decentlam.init(timeout_seconds=1)
+    assert not dist.is_initialized()
+
+
+def test_init_gives_up_on_who_takes_its_connection_and_never_answers(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the link goes down, or the launcher is stopped, just then."""
+    monkeypatch.setattr(group, "_GRACE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = str(silent.getsockname()[1])
+        place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in {**place, "GLOO_SOCKET_IFNAME": "lo"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(decentlam.LaunchError, match=r"could not join.*did not answer within"):
+            decentlam.init(join_seconds=1)
+
+
+def test_plain_python_is_one_node(no_launcher: None) -> None:
+    optimizer = decentlam.DecentLaM(Quadratic().parameters(), lr=0.05)
+    assert not dist.is_initialized()
+    assert optimizer.network.num_nodes == 1
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in {**place, **changes}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_port_in_use_is_named(no_launcher: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        launched(monkeypatch, MASTER_PORT=port)
+        with pytest.raises(decentlam.LaunchError) as caught:
+            decentlam.init()
+    text = str(caught.value)
+    assert f"could not join the others at 127.0.0.1:{port}" in text
+    assert "EADDRINUSE" in text and "another MASTER_PORT" in text
+
+
+def test_a_wrong_interface_is_named(no_launcher: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, WORLD_SIZE="1", GLOO_SOCKET_IFNAME="wlan99")
+    with pytest.raises(RuntimeError, match=r"(?s)GLOO_SOCKET_IFNAME.*wlan99|wlan99.*SOCKET_IFNAME"):
+        decentlam.init()
+    assert not dist.is_initialized()
+
+
+# GPUs that are not there ------------------------------------------------------------------------
+
+
+BOTH = "cpu:gloo,cuda:nccl"
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+
+
+SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NNODES": "1"}
+
+
+Join = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Joins as one process of those that a launcher started, with the GPUs that it sees, beside
+    others that have said which GPU is theirs; what torch was asked for."""
+
+    def run(
+        environment: dict[str, str],
+        gpus: list[str],
+        others: dict[int, str],
+        do: Callable[[], None] = decentlam.init,
+    ) -> dict[str, Any]:
+        for name in [name for name in group.os.environ if name.startswith(("SLURM", "OMPI"))]:
+            monkeypatch.delenv(name)
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        for name, value in {**environment, **place}.items():
+            monkeypatch.setenv(name, value)
+        store, asked = dist.HashStore(), {}
+        for rank, gpu in others.items():
+            dist.PrefixStore("decentlam gpu", store).set(str(rank), gpu)
+
+        def form(backend: str, **options: Any) -> None:
+            asked.update(options, backend=backend)
+            del options["device_id"], options["timeout"]
+            before("fake", **{**options, "store": FakeStore()})
+
+        def properties(device: torch.device) -> Any:
+            return SimpleNamespace(uuid=gpus[device.index])
+
+        before = dist.init_process_group
+        monkeypatch.setattr(group, "_store", lambda place, wait: store)
+        monkeypatch.setattr(group.atexit, "register", lambda function: None)
+        monkeypatch.setattr(dist, "init_process_group", form)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
+        for name in ("set_timeout", "watches_default_group"):
+            monkeypatch.setattr(watch, name, lambda *arguments: None)
+        quiet = SimpleNamespace(wait_until_all_are_seen=lambda seconds: None)
+        monkeypatch.setattr(watch, "start", lambda *arguments: quiet)
+        do()
+        return asked
+
+    yield run
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "others", "index"),
+    [
+        (TORCHRUN, ["a", "b"], {0: "a"}, 1),
+        (OPEN_MPI, ["a", "b"], {0: "c", 1: "d", 2: "a"}, 1),  # of the host, not of all
+        (SRUN, ["b"], {0: "a"}, 0),  # --gpus-per-task=1: each sees its own as the only one
+    ],
+    ids=["torchrun", "mpirun", "srun"],
+)
+def test_every_process_with_a_gpu_of_its_own_uses_nccl_there(
+    join: Join, environment: Any, gpus: Any, others: Any, index: int
+) -> None:
+    device = torch.device("cuda", index)
+    asked = join(environment, gpus, others)
+    assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "others", "why"),
+    [
+        ([], {0: "a"}, None),  # it needs to ask nobody
+        (["a"], {0: "a"}, "sharing one: 0, 1"),
+        (["a", "b"], {0: "none"}, "without one: 0"),  # another host
+    ],
+)
+def test_all_use_gloo_where_one_has_no_gpu_of_its_own(
+    join: Join, gpus: Any, others: Any, why: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger=group.__name__):
+        asked = join(TORCHRUN, gpus, others)
+    assert asked["backend"] == "gloo" and asked["device_id"] is None and "used" not in asked
+    assert [why in line for line in caplog.messages] == ([True] if why else [])
+
+
+def test_what_the_user_asks_for_is_not_looked_up(join: Join) -> None:
+    assert join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init("gloo"))["backend"] == "gloo"
+
+
+def test_nccl_by_name_takes_the_gpu_of_the_process(join: Join) -> None:
+    asked = join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init("nccl"))
+    assert (asked["backend"], asked["device_id"]) == ("nccl", torch.device("cuda", 1))
+
+
+def test_nccl_by_name_without_a_gpu_is_refused(join: Join) -> None:
+    with pytest.raises(RuntimeError, match="the nccl backend needs a GPU"):
+        join(TORCHRUN, [], {}, lambda: decentlam.init("nccl"))
+
+
+def test_an_elastic_run_is_on_gloo_whatever_there_is(join: Join, monkeypatch: Any) -> None:
+    entered: list[Any] = []
+    monkeypatch.setattr(group, "_enter", lambda *arguments: entered.append(arguments))
+    assert join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init(elastic=True)) == {}
+    assert len(entered) == 1
+    with pytest.raises(ValueError, match="elastic runs need the gloo backend, got 'nccl'"):
+        decentlam.init("nccl", elastic=True)
+
+
+def test_an_optimizer_joins_with_the_gpu_of_its_parameters(join: Join) -> None:
+    device = torch.device("cuda", 0)  # not the one that a launcher's numbers would give
+    asked = join(TORCHRUN, ["a", "b"], {}, lambda: group.init_if_launched(device))
+    assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
+
+
+def test_torch_that_would_split_the_group_is_not_told_the_gpu(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "can_form_lazily", lambda: False)
+    asked = join(TORCHRUN, ["a", "b"], {0: "a"})
+    assert asked["device_id"] is None and asked["used"] == torch.device("cuda", 1)
+
+
+def test_groups_of_nccl_are_not_split_from_the_first_one(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A split would wait for processes that are in none of the new groups."""
+    join(TORCHRUN, ["a", "b"], {0: "a"})
+    formed: list[Any] = []
+
+    def new_group(ranks: Any, timeout: Any, backend: str, **options: Any) -> Any:
+        formed.append((ranks, backend, options["pg_options"].lazy_init))
+        return dist.group.WORLD
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
+    network.connect(exact=True)
+    assert formed == [([0, 1], BOTH, True)]
+
+
+# Leaving ----------------------------------------------------------------------------------------
+
+
+LEAVING = """
+import sys, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from decentlam.launch import init as group
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+dist.get_backend_config = lambda group: sys.argv[1]
+dist.destroy_process_group = lambda: print("destroyed")
+group.atexit.register(group.leave)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "end", "said"),
+    [
+        ("cuda:nccl", "", "destroyed"),
+        ("cuda:nccl", "raise ValueError", ""),
+        ("cpu:gloo,cuda:gloo", "raise ValueError", "destroyed"),
+    ],
+)
+def test_after_an_error_nobody_waits_until_all_leave_nccl(
+    backend: str, end: str, said: str, tmp_path: Path
+) -> None:
+    """NCCL's destructor would, for as long as the others wait for this process."""
+    script = tmp_path / "script.py"
+    script.write_text(LEAVING + end)
+    command = [sys.executable, str(script), backend]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert done.stdout.strip() == said, done.stderr
+
+
+def test_a_group_that_was_given_up_is_not_destroyed_later(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(TORCHRUN, [], {})
+    closed: list[Any] = []
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
+    monkeypatch.setattr(watch, "close_connections", closed.append)
+    watch.destroy_group(alone=True)
+    watch.destroy_group()
+    assert closed == [dist.group.WORLD] and dist.is_initialized()

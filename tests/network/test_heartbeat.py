@@ -1,0 +1,353 @@
+"""A process that dies or stops is named by all others, long before any timeout."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import decentlam
+from decentlam.checkpoint import directory, save_checkpoint
+from decentlam.network import heartbeat as watching
+from decentlam.network.heartbeat import Heartbeat as Watch
+from decentlam.network.network import connect
+from tests.helpers.processes import HANG_SECONDS, message_of, run_processes
+from tests.helpers.quadratic import quadratic_loss, start, train
+
+# With a real store and no other process ---------------------------------------------------------
+
+
+def open_store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def patient_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits here are short; on a busy machine the store may take longer than twice as long."""
+    monkeypatch.setattr(watching, "_STORE_LIMITS", 100)
+
+
+@pytest.fixture
+def watch(patient_with_the_store: None) -> Iterator[Watch]:
+    """Process 1 of four, with a limit of a second."""
+    store = open_store()
+    watch = Watch(store, 1, range(4), 0)
+    watch.limit = 1.0
+    yield watch
+    watch.leave()
+
+
+def say(watch: Watch, member: int, **facts: Any) -> None:
+    """Another process's heartbeat; by default one of another machine."""
+    beat = {"pid": 1, "host": "far", "machine": None, "net": None, "count": 1, "left": False}
+    text = json.dumps({**beat, **facts})
+    watch.calls.call(lambda store: store.set(f"beat/{member}", text), HANG_SECONDS)
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + HANG_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def ended() -> int:
+    """The number of a process that is over."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_silent_process_is_lost_and_named(watch: Watch) -> None:
+    say(watch, 2)
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and watch.interruption.lost == (2,)
+    assert "process 2 (pid 1 on far)" in watch.interruption.text
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+def test_a_loss_that_ends_no_wait_is_logged(
+    watch: Watch, nccl: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch.waits_for_nccl = nccl
+    say(watch, 2)
+    assert wait_for(lambda: watch.interruption is not None and (not nccl or bool(caplog.records)))
+    assert [r.levelname for r in caplog.records] == (["ERROR"] if nccl else [])
+    assert not nccl or "process 2 (pid 1 on far)" in caplog.messages[0]
+
+
+def test_who_trains_something_else_may_be_lost(watch: Watch) -> None:
+    watch.concern([0, 1])
+    say(watch, 2)
+    assert wait_for(lambda: 2 in watch.lost)
+    watch.report("process 2 died or stopped", [2])  # as the others of its training say
+    say(watch, 0)
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and watch.interruption.lost == (0,)
+
+
+def test_heartbeats_go_on_where_processes_cannot_be_polled(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    say(watch, 0, machine=watch._facts["machine"], pid=os.getpid())
+    before = watch._count
+    assert wait_for(lambda: watch._count > before + 3)
+
+
+def test_who_has_left_and_ended_costs_nothing(watch: Watch) -> None:
+    """Its end stays readable for ever: looked at without a rest, a thread would do nothing else."""
+    watch.limit = HANG_SECONDS  # it is silent, which is not what this is about
+    process = subprocess.Popen(["sleep", "3600"])
+    say(watch, 2, machine=watch._facts["machine"], pid=process.pid)
+    assert wait_for(lambda: 2 in watch._seen)
+    say(watch, 2, machine=watch._facts["machine"], pid=process.pid, left=True)
+    assert wait_for(lambda: 2 in watch.left)
+    process.kill()
+    process.wait()
+    before, begun = watch._count, time.monotonic()
+    time.sleep(1.0)
+    beats_a_second = (watch._count - before) / (time.monotonic() - begun)
+    assert beats_a_second < 100  # one is due; thousands were made
+    assert watch.interruption is None
+
+
+def test_a_process_that_ends_without_a_word_is_lost_at_once(watch: Watch) -> None:
+    watch.limit = 60.0
+    say(watch, 3, machine=watch._facts["machine"], pid=ended())
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and "it has ended" in watch.interruption.text
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_store_that_goes_with_process_0_fails_nobody_if_that_left_in_order(
+    in_order: bool, patient_with_the_store: None
+) -> None:
+    host = open_store()
+    watch = Watch(dist.TCPStore("127.0.0.1", host.port, is_master=False), 1, range(2), 0)
+    watch.limit = 2.0
+    say(watch, 0, left=in_order)
+    assert wait_for(lambda: 0 in watch._seen)
+    del host  # closes it
+    assert wait_for(lambda: not watch._thread.is_alive())
+    assert (watch.interruption is None) == in_order
+    watch.leave()
+
+
+def test_a_process_that_is_alone_waits_for_nobody_to_be_lost(
+    patient_with_the_store: None,
+) -> None:
+    watch = Watch(open_store(), 0, range(1), 0)
+    watch.limit = HANG_SECONDS  # half as long again would be more than a test may take
+    assert watch.wait_for_cause(math.inf) is None
+    watch.leave()
+
+
+def test_nothing_stays_open(patient_with_the_store: None) -> None:
+    store = open_store()
+
+    def use() -> None:
+        watch = Watch(store, 1, range(2), 0)
+        say(watch, 0, machine=watch._facts["machine"], pid=os.getpid())
+        assert wait_for(lambda: 0 in watch._seen)
+        watch.leave()
+        watch._thread.join(HANG_SECONDS)
+
+    use()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(4):
+        use()
+    assert wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+# Whole runs -------------------------------------------------------------------------------------
+
+
+VICTIM = 2
+
+
+NEVER = 1e4  # seconds of a timeout that cannot be the cause
+
+
+def one_leaves(orderly: bool) -> str | None:
+    """Process 2 ends after its last step, while another still works: who calls it lost?"""
+    node, model, optimizer = start(dist.group.WORLD, "decentlam")
+    train(optimizer, model, node, range(3))
+    if node == VICTIM:
+        if orderly:
+            decentlam.leave()
+        os._exit(0)
+    found = watching.of_default_group()
+    assert found is not None
+    while VICTIM not in found.lost:
+        time.sleep(0.05)
+    found.wait_for_cause(HANG_SECONDS)
+    return None if found.interruption is None else found.interruption.text
+
+
+def with_victim(
+    method: str,
+    when: str,
+    how: str = "dies",
+    timeout_seconds: float = NEVER,
+    options: dict[str, Any] | None = None,
+) -> tuple[str, float]:
+    """Process 2 dies, waits or freezes at step 3, until all others have their error: that of this
+    one, and after how long."""
+    assert dist.group.WORLD is not None
+    store = dist.PrefixStore("victim", dist.distributed_c10d._get_default_store())
+    if dist.get_rank() == VICTIM:
+        store.set("pid", str(os.getpid()))
+    if when == "at construction" and dist.get_rank() == VICTIM:
+        connect()  # it is there, and gone before it agrees with the others
+        os._exit(7)
+    begun = time.monotonic()
+    if when == "at construction":
+        return message_of(lambda: start(dist.group.WORLD, method)), time.monotonic() - begun
+    node, model, optimizer = start(
+        dist.group.WORLD,
+        method,
+        timeout_seconds=timeout_seconds,
+        heartbeat_seconds=5.0 if how == "freezes" else 60.0,
+        **{"shared_memory": True, **(options or {})},
+    )
+
+    def accident(*arguments: Any) -> None:
+        if how == "freezes":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "waits":
+            store.get("all others")
+        else:
+            os._exit(7)
+
+    begun = time.monotonic()
+
+    def go_on() -> None:
+        train(optimizer, model, node, range(3))  # what the victim had not sent yet fails here
+        for step in range(3, 20):
+            optimizer.zero_grad()
+            loss = quadratic_loss(model, node, step)
+            struck = node == VICTIM and step == 3
+            if struck and when == "before backward":
+                accident()
+            if struck and when == "in backward":
+                model.weights[2].register_post_accumulate_grad_hook(accident)
+            loss.backward()
+            if struck and when == "before step":
+                accident()
+            optimizer.step()
+
+    error, seconds = message_of(go_on), time.monotonic() - begun
+    if node != VICTIM and store.add("errors", 1) == dist.get_world_size() - 1:
+        store.set("all others", "")
+        if how == "freezes":
+            os.kill(int(store.get("pid")), signal.SIGKILL)
+    return error, seconds
+
+
+def in_collective(kind: str, directory: str) -> str:
+    """Process 2 dies when the others have begun to do something together: their error."""
+    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
+    train(optimizer, model, node, range(2))
+
+    def average() -> None:
+        with optimizer.averaged(model):
+            pass
+
+    works = {
+        "averaged": average,
+        "merge": optimizer.merge,
+        "consensus_distance": optimizer.consensus_distance,
+        "checkpoint": lambda: save_checkpoint(directory, model=model, optimizer=optimizer),
+    }
+    if node == VICTIM:
+        os._exit(7)
+    return message_of(works[kind])
+
+
+DEATHS = [
+    ("decentlam", "before backward", {}),
+    ("decentlam", "in backward", {"shared_memory": False}),
+    ("dmsgd", "before step", {"overlap": False}),
+    ("awc-dmsgd", "before backward", {}),
+    ("awc-dmsgd", "in backward", {}),  # of another, which mixes there
+    ("pmsgd", "in backward", {}),
+    ("decentlam", "before backward", {"processes_per_node": 2}),
+    ("decentlam", "before backward", {"processes_per_node": 2, "overlap": False}),
+]
+
+
+@pytest.mark.parametrize(("method", "when", "options"), DEATHS)
+def test_death_of_a_process_is_an_error_that_names_it(
+    method: str, when: str, options: dict[str, Any]
+) -> None:
+    """Although the timeout is hours: it is gone, or its connection closed."""
+    results = run_processes(with_victim, 4, (method, when, "dies", NEVER, options))
+    assert results[VICTIM] == 7
+    per_node = options.get("processes_per_node", 1)
+    for rank in (0, 1, 3):
+        error, _ = results[rank]
+        assert error.startswith(f"ExchangeError: node {rank // per_node}, step "), error
+        assert per_node == 2 or "bucket " in error
+        assert per_node == 2 or ("process 2 (pid " in error and "died or stopped" in error), error
+    if per_node == 2:
+        assert "node 1, step 3, " in results[3][0]
+        assert "another process of its node" in results[3][0]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_who_leaves_before_os_exit_is_not_lost(orderly: bool) -> None:
+    """The exit status of another's child cannot be seen: 0 may be a crash as well."""
+    results = run_processes(one_leaves, 4, (orderly,))
+    assert results[VICTIM] == 0
+    for node in (0, 1, 3):
+        assert (results[node] is None) == orderly, results
+
+
+def test_death_at_construction_is_an_error_that_names_it() -> None:
+    arguments = ("decentlam", "at construction")
+    results = run_processes(with_victim, 4, arguments)
+    assert results[VICTIM] == 7
+    for node in (0, 1, 3):
+        error, _ = results[node]
+        assert error.startswith("ExchangeError") and "process 2 (pid " in error, error
+
+
+@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+def test_node_that_freezes_is_named_by_all_others(method: str) -> None:
+    """Long before the timeout: it gives no sign of life."""
+    arguments = (method, "before backward", "freezes")
+    results = run_processes(with_victim, 4, arguments)
+    for node in (0, 1, 3):
+        error, _ = results[node]
+        assert "process 2 (pid " in error and "no heartbeat for" in error, error
+
+
+@pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd", "pmsgd"])
+def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
+    arguments = (method, "before backward", "waits", 2.0)
+    results = run_processes(with_victim, 4, arguments)
+    for node, (error, seconds) in enumerate(results):
+        assert error.startswith("ExchangeError"), error
+        if node != VICTIM:
+            assert seconds > 1.5
+    assert any("slower than 2 s" in error for error, _ in results)
+
+
+@pytest.mark.parametrize("kind", ["averaged", "merge", "consensus_distance", "checkpoint"])
+def test_a_death_in_a_collective_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
+    results = run_processes(in_collective, 3, (kind, str(tmp_path)), 100)
+    assert results[VICTIM] == 7
+    for error in results[:VICTIM]:
+        assert error.startswith("ExchangeError"), error
+        assert "process 2 (pid " in error and "died or stopped" in error, error
+    assert directory.find(tmp_path) is None  # nothing that counts was written

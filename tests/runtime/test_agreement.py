@@ -1,0 +1,100 @@
+"""Nodes that mean different runs are told so, all alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import decentlam
+from decentlam.runtime.agreement import describe_run
+from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.quadratic import Quadratic, build
+
+scenarios = Scenarios(4)
+
+
+def disagree(process_group: Group, what: str) -> str:
+    """Process 2 means another run."""
+    odd = dist.get_rank(process_group) == 2
+    model = Quadratic(seed=0)
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    model.weights.append(frozen)
+    method, options = "dmsgd", {}
+    if odd and what == "shape":
+        model.weights[1] = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    elif odd and what == "dtype":
+        model.weights[1] = nn.Parameter(torch.zeros(5))
+    elif odd and what == "frozen shape":
+        model.weights[5] = nn.Parameter(torch.zeros(300), requires_grad=False)
+    elif odd and what == "frozen":
+        model.weights[0].requires_grad_(False)
+    elif odd and what == "name":
+        model = nn.ModuleDict({"extra": model})
+    elif odd and what == "one more":
+        model.weights.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
+    elif odd and what == "lr":
+        options["lr"] = 0.7
+    elif odd and what == "momentum":
+        options["momentum"] = 0.123
+    elif odd and what == "topology":
+        options["topology"] = "star"
+    elif odd and what == "seed":
+        options["topology"] = decentlam.topology.bipartite_random_match(4, seed=1)
+    elif odd and what == "algorithm":
+        method = "da-dmsgd"
+    elif odd and what == "bucket_bytes":
+        options["bucket_bytes"] = 10**6
+    elif odd and what == "overlap":
+        options["overlap"] = False
+    elif odd and what == "processes_per_node":
+        options["processes_per_node"] = 2
+    if not odd and what == "seed":
+        options["topology"] = decentlam.topology.bipartite_random_match(4, seed=0)
+    return message_of(lambda: build(method, model, process_group, **options))
+
+
+DISAGREEMENTS = {
+    "shape": "(4,)",
+    "dtype": "torch.float32",
+    "frozen shape": "(300,)",
+    "frozen": "",
+    "name": "extra",
+    "one more": "",
+    "lr": "0.7",
+    "momentum": "0.123",
+    "topology": "star",
+    "seed": "bipartite-random-match",
+    "algorithm": "DADmSGD",
+    "bucket_bytes": "1000000",
+    "overlap": "overlap = 'none'",
+    "processes_per_node": "processes_per_node = 2",
+}
+
+
+for what in DISAGREEMENTS:
+    scenarios.add(f"disagree {what}", disagree, what=what)
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_disagreement_is_the_same_clear_error_everywhere(what: str) -> None:
+    errors = scenarios.outcomes(f"disagree {what}")
+    assert len(set(errors)) == 1
+    assert errors[0].startswith("ValueError: the nodes do not agree on the run: process 2 has")
+    assert DISAGREEMENTS[what] in errors[0]
+    assert "process 1 has" not in errors[0] and "process 3 has" not in errors[0]
+
+
+def test_processes_compare_versions_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = decentlam.DecentLaM([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    given = (optimizer.method, decentlam.options.Options(), optimizer.param_groups)
+    before = describe_run(*given)
+    monkeypatch.setattr(decentlam, "__version__", "0.0.7")
+    monkeypatch.setattr(torch, "__version__", "1.0")
+    after = describe_run(*given)
+    assert {name for name in before if before[name] != after[name]} == {
+        "decentlam version",
+        "torch version",
+    }
+    assert "unknown" not in str(before["code of the algorithm"])

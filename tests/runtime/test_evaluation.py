@@ -1,0 +1,347 @@
+"""averaged, eval and train, merge, and the consensus distance."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import decentlam
+from decentlam.checkpoint import save_checkpoint
+from decentlam.network import heartbeat as watch
+from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.quadratic import build, flat, same, start, train
+
+N = 4
+scenarios = Scenarios(N)
+
+
+class Normed(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def different_calls(process_group: Group, directory: str) -> tuple[list[str], float]:
+    """Process 0 makes another call than the others, again and again; then all make the same."""
+    node = dist.get_rank(process_group)
+    model = Normed(seed=node)
+    optimizer = build("decentlam", model, process_group)
+
+    def average(model: nn.Module | None = None) -> None:
+        with optimizer.averaged(model):
+            pass
+
+    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (average, optimizer.consensus_distance),
+        (lambda: average(model), average),  # with the buffers of the model, and without
+        (optimizer.consensus_distance, optimizer.merge),
+        (average, lambda: save_checkpoint(directory, model=model, optimizer=optimizer)),
+    ]
+    errors = [message_of(pair[min(node, 1)]) for pair in pairs]
+    return errors, optimizer.consensus_distance()
+
+
+def evaluate(process_group: Group, method: str, overlap: bool) -> dict[str, Any]:
+    node = dist.get_rank(process_group)
+    model = Normed(seed=node)
+    optimizer = build(method, model, process_group, overlap=overlap)
+
+    def loss(model: nn.Module, node: int, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(100 * node + step)
+        x = (1 + node) * torch.randn(8, 3, generator=generator, dtype=torch.float64) + node
+        return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+    def everything() -> list[Tensor]:
+        return [t.detach().clone() for t in model.state_dict().values()]
+
+    train(optimizer, model, node, range(3), loss)
+    before = everything()
+    with optimizer.averaged(model):
+        inside = everything()
+    after = everything()
+    with contextlib.suppress(ZeroDivisionError), optimizer.averaged(model):
+        raise ZeroDivisionError
+    after_exception = everything()
+    with optimizer.averaged():  # parameters only
+        without_model = everything()
+    optimizer.zero_grad()
+    loss(model, node, 3).backward()
+    too_late = message_of(lambda: optimizer.averaged(model).__enter__())
+    optimizer.step()
+    before_merge = flat(model)
+    distance = optimizer.consensus_distance()
+    optimizer.merge(model)
+    merged = flat(model)
+    merged_distance = optimizer.consensus_distance()
+    buffers = [b.clone() for b in model.buffers()]
+    train(optimizer, model, node, range(4, 5), loss)
+    return {
+        "before": before,
+        "inside": inside,
+        "after": after,
+        "after exception": after_exception,
+        "without model": without_model,
+        "too late": too_late,
+        "before merge": before_merge,
+        "distance": distance,
+        "merged": merged,
+        "merged distance": merged_distance,
+        "merged buffers": buffers,
+        "step after merge": flat(model),
+    }
+
+
+def eval_and_train(
+    process_group: Group, method: str, overlap: str, directory: str
+) -> dict[str, Any]:
+    """The mean between the two calls, twice over; what is refused there; what is saved there."""
+    node = dist.get_rank(process_group)
+    model = Normed(seed=0)
+    optimizer = build(method, model, process_group, overlap=overlap)
+
+    def loss(model: nn.Module, node: int, step: int) -> Tensor:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(9 * node + step)).double()
+        return (model(x) - x.sum(1, keepdim=True) - node).square().mean()
+
+    def everything() -> list[Tensor]:
+        return [t.detach().clone() for t in model.state_dict().values()]
+
+    train(optimizer, model, node, range(2), loss)
+    optimizer.train()  # changes nothing
+    before = everything()
+    optimizer.eval(model)
+    optimizer.eval(model)
+    inside = everything()
+    model.eval()  # or the backward that is refused would leave its traces in the batch norm
+    refused = {
+        "step": message_of(optimizer.step),
+        "backward": message_of(lambda: loss(model, node, 2).backward()),
+        "merge": message_of(lambda: optimizer.merge(model)),
+        "averaged": message_of(lambda: optimizer.averaged(model).__enter__()),
+        "load": message_of(lambda: optimizer.load_state_dict(optimizer.state_dict())),
+        "copy": message_of(lambda: copy.deepcopy(optimizer)),
+    }
+    optimizer.zero_grad()
+    decentlam.save_checkpoint(directory, model=model, optimizer=optimizer)
+    after_saving = everything()
+    model.train()._apply(torch.clone)  # as a trainer that moves the model to its device does
+    optimizer.train()
+    optimizer.train()
+    after = everything()
+    train(optimizer, model, node, range(2, 4), loss)
+    end = everything()
+    decentlam.load_checkpoint(directory, model=model, optimizer=optimizer)
+    loaded = everything()
+    train(optimizer, model, node, range(2, 4), loss)
+    return {
+        "before": before,
+        "inside": inside,
+        "refused": refused,
+        "after saving": after_saving,
+        "after": after,
+        "end": end,
+        "loaded": loaded,
+        "resumed": everything(),
+    }
+
+
+def restored(process_group: Group) -> bool:
+    """Averaging fails on every process, because one of them cannot take part."""
+    node, model, optimizer = start(process_group, "decentlam")
+    train(optimizer, model, node, range(2))
+    before = flat(model)
+    dist.barrier()
+
+    class Broken:
+        """Stands for a process group whose members are gone."""
+
+    real, averages = dist.all_reduce, []
+
+    def fails_at_the_third(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        averages.append(tensor)
+        if len(averages) == 3:
+            raise RuntimeError("Connection closed by peer")
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = fails_at_the_third
+    watching, watch._current = watch._current, None  # as over MPI: it would look for a cause
+    try:
+        model.register_buffer("statistics", torch.ones(3, dtype=torch.float64))
+        model.register_buffer("more", torch.ones(3, dtype=torch.float64))
+        model.register_buffer("most", torch.ones(3, dtype=torch.float64))
+
+        def average() -> None:
+            with optimizer.averaged(model):
+                raise AssertionError("not reached")
+
+        error = message_of(average)
+    finally:
+        dist.all_reduce, watch._current = real, watching
+    assert "Connection closed" in error, error
+    return torch.equal(flat(model), before)
+
+
+def averaged_after_a_move(process_group: Group) -> tuple[list[Tensor], float, Tensor]:
+    """Parameters are given memory of their own, then averaged, measured and merged."""
+    node, model, optimizer = start(process_group, "decentlam")
+    train(optimizer, model, node, range(3))
+    for p in model.parameters():
+        p.data = p.data.clone()
+    distance = optimizer.consensus_distance()
+    with optimizer.averaged(model):
+        inside = flat(model)
+    for p in model.parameters():
+        p.data = p.data.clone()
+    optimizer.merge(model)
+    return [inside, flat(model)], distance, flat(model)
+
+
+def averaged_half(process_group: Group) -> tuple[float, float]:
+    """The mean of float16 numbers whose sum is infinite."""
+    _, model, optimizer = start(process_group, "decentlam")
+    model.register_buffer("large", torch.full((2,), 20_000.0, dtype=torch.float16))
+    with optimizer.averaged(model):
+        inside = model.large[0].item()
+    return inside, model.large[0].item()
+
+
+directory = tempfile.TemporaryDirectory()
+EVALUATED = ("decentlam", "awc-dmsgd", "slowmo")
+for method in EVALUATED:
+    scenarios.add(f"evaluate {method}", evaluate, method=method, overlap=True)
+    scenarios.add(f"evaluate {method} later", evaluate, method=method, overlap=False)
+MODES = [("decentlam", "none"), ("awc-dmsgd", "backward")]
+for method, overlap in MODES:
+    scenarios.add(
+        f"eval {method} {overlap}",
+        eval_and_train,
+        method=method,
+        overlap=overlap,
+        directory=f"{directory.name}/{method}",
+    )
+scenarios.add("different calls", different_calls, directory="never written")
+scenarios.add("restored", restored)
+scenarios.add("averaged after a move", averaged_after_a_move)
+scenarios.add("averaged half", averaged_half)
+
+
+@pytest.mark.parametrize("method", EVALUATED)
+def test_averaged_is_the_mean_inside_and_the_own_model_outside(method: str) -> None:
+    results = scenarios.outcomes(f"evaluate {method}")
+    for values in zip(
+        *(r["before"] for r in results), *(r["inside"] for r in results), strict=True
+    ):
+        before, inside = torch.stack(values[:N]), values[N:]
+        assert all(torch.equal(x, inside[0]) for x in inside)
+        if before.is_floating_point():  # else a counter, which every node keeps
+            assert (inside[0] - before.mean(0)).abs().max() < 1e-14
+    for r in results:
+        assert same(r["before"], r["after"]) and same(r["before"], r["after exception"])
+        # AWC-DmSGD's message needs no gradient, so backward has sent nothing.
+        said = "nothing was raised" if method == "awc-dmsgd" else "between backward and step"
+        assert said in r["too late"]
+    # Statistics of the data (0 to 3 apart) must differ, or the test would show nothing.
+    assert not same(results[0]["before"], results[1]["before"])
+
+
+def test_averaged_without_a_model_leaves_buffers_alone() -> None:
+    for r in scenarios.outcomes("evaluate decentlam"):
+        changed = [
+            not torch.equal(a, b) for a, b in zip(r["before"], r["without model"], strict=True)
+        ]
+        del changed[1]  # a bias before the batch norm: but for rounding it has no gradient
+        assert changed == [True] * 3 + [False] * 3 + [True] * 2  # 3 buffers of the batch norm
+
+
+@pytest.mark.parametrize("method", EVALUATED)
+def test_merge_and_consensus_distance(method: str) -> None:
+    results = scenarios.outcomes(f"evaluate {method}")
+    x = torch.stack([r["before merge"] for r in results])
+    distance = (x - x.mean(0)).square().sum(1).mean().sqrt().item()
+    assert distance > 1e-3
+    for r in results:
+        assert r["distance"] == pytest.approx(distance, rel=1e-12)
+        assert (r["merged"] - x.mean(0)).abs().max() < 1e-14
+        assert torch.equal(r["merged"], results[0]["merged"])
+        assert r["merged distance"] < 1e-14
+        assert same(r["merged buffers"][:2], results[0]["merged buffers"][:2])
+
+
+@pytest.mark.parametrize("method", EVALUATED)
+def test_step_after_merge_starts_from_the_merged_model(method: str) -> None:
+    """Not from a message that left before, as AWC's does: without overlap there is none."""
+    later = scenarios.outcomes(f"evaluate {method} later")
+    for ours, theirs in zip(scenarios.outcomes(f"evaluate {method}"), later, strict=True):
+        assert torch.equal(ours["merged"], theirs["merged"])
+        assert torch.equal(ours["step after merge"], theirs["step after merge"])
+
+
+@pytest.mark.parametrize(("method", "overlap"), MODES)
+def test_between_eval_and_train_every_node_is_the_mean(method: str, overlap: str) -> None:
+    results = scenarios.outcomes(f"eval {method} {overlap}")
+    for values in zip(*(r["before"] for r in results), results[0]["inside"], strict=True):
+        own, mean = torch.stack(values[:N]), values[N]
+        if own.is_floating_point():
+            assert (mean - own.mean(0)).abs().max() < 1e-14
+    for r in results:
+        assert same(r["inside"], results[0]["inside"]) and same(r["inside"], r["after saving"])
+        assert same(r["before"], r["after"])
+        for what, error in r["refused"].items():
+            assert "Call optimizer.train() on every process first" in error, what
+    assert not same(results[0]["before"], results[1]["before"])
+
+
+@pytest.mark.parametrize(("method", "overlap"), MODES)
+def test_a_checkpoint_between_eval_and_train_is_of_each_nodes_own(
+    method: str, overlap: str
+) -> None:
+    for r in scenarios.outcomes(f"eval {method} {overlap}"):
+        assert same(r["before"], r["loaded"]) and same(r["end"], r["resumed"])
+
+
+def test_who_makes_another_call_than_the_others_is_told_so() -> None:
+    """What one process sends in one call must not become a number in another's."""
+    for errors, distance in scenarios.outcomes("different calls"):
+        for error in errors:
+            assert error.startswith("RuntimeError: all processes must make this call together")
+            assert "processes [0] " in error and "[1, 2, 3] " in error, error
+        assert "[1, 2, 3] measure the consensus distance" in errors[0]
+        assert "numbers); [1, 2, 3] average the model (" in errors[1]
+        assert distance == 0.0  # and goes on: they start equal
+
+
+def test_averages_are_of_parameters_that_were_moved_too() -> None:
+    found = scenarios.outcomes("averaged after a move")
+    for tensors, distance, _ in found:
+        assert same(tensors, found[0][0]) and distance == found[0][1] > 0
+
+
+def test_averages_of_half_precision_do_not_overflow() -> None:
+    assert scenarios.outcomes("averaged half") == [(20_000.0, 20_000.0)] * N
+
+
+def test_averaging_that_fails_leaves_every_parameter_as_it_was() -> None:
+    assert scenarios.outcomes("restored") == [True] * N
+
+
+def test_evaluation_may_begin_in_inference_mode_and_end_outside() -> None:
+    p = nn.Parameter(torch.ones(2))
+    optimizer = decentlam.DmSGD([p], lr=0.1)
+    with torch.inference_mode():
+        optimizer.eval()
+    optimizer.train()
+    p.sum().backward()
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.full((2,), 0.9))

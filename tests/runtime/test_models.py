@@ -1,0 +1,286 @@
+"""Models that use only parts of themselves, or are compiled, take the simulator's steps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import decentlam
+from tests.helpers.models import Branches, branches_loss, mlp, mlp_loss, trained
+from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.quadratic import (
+    SCALE,
+    assert_equal,
+    build,
+    flat,
+    quadratic_loss,
+    same,
+    simulate,
+    start,
+    targets_of,
+    train,
+)
+
+N = 4
+scenarios = Scenarios(N)
+OVERLAPS = ("none", "backward")
+
+
+def branches(
+    process_group: Group, method: str, overlap: bool | str, chatter: bool = False
+) -> list[Tensor]:
+    """With `chatter` the script communicates by itself between backward and step()."""
+    node, n = dist.get_rank(process_group), dist.get_world_size(process_group)
+    model = Branches(seed=node)
+    optimizer = build(method, model, process_group, overlap=overlap)
+    trajectory = []
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = branches_loss(model, node, step)
+        loss.backward()
+        if chatter:
+            _talk(process_group, node, n)
+        optimizer.step()
+        trajectory.append(trained(model))
+    return trajectory
+
+
+def _talk(process_group: Group, node: int, n: int) -> None:
+    total = torch.ones(1)
+    dist.all_reduce(total, group=process_group)
+    assert total.item() == n
+    ranks = dist.get_process_group_ranks(process_group)
+    received = torch.zeros(1)
+    work = dist.irecv(received, ranks[(node - 1) % n], group=process_group)
+    dist.send(torch.full((1,), float(node)), ranks[(node + 1) % n], group=process_group)
+    work.wait()
+    assert received.item() == (node - 1) % n
+
+
+def disjoint(process_group: Group, first: str) -> list[Tensor]:
+    """Two losses over different parameters, as actor and critic have, in two backwards."""
+    node, model, optimizer = start(process_group, "decentlam", bucket_bytes=200)
+    trajectory = []
+    for step in range(5):
+        optimizer.zero_grad()
+        terms = [
+            (1 + 0.1 * step) * 0.5 * s * (w - t).square().sum()
+            for w, t, s in zip(model.weights, targets_of(node), SCALE, strict=True)
+        ]
+        halves = [terms[:2], terms[2:]]
+        for half in halves if first == "front" else halves[::-1]:
+            sum(half).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+class Checkpointed(nn.Module):
+    """Forgets what is between its halves and computes it again in backward."""
+
+    def __init__(self, seed: int = 0, reentrant: bool = False) -> None:
+        super().__init__()
+        self.layers = mlp(seed)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        for half in (self.layers[:2], self.layers[2:]):
+            x = checkpoint(half, x, use_reentrant=self.reentrant)
+        return x
+
+
+def checkpointed(process_group: Group, reentrant: bool, overlap: str) -> list[Tensor]:
+    node = dist.get_rank(process_group)
+    model = Checkpointed(node, reentrant)
+    optimizer = build("decentlam", model, process_group, overlap=overlap)
+    return train(optimizer, model, node, range(4), mlp_loss)
+
+
+def no_backward_at_all(process_group: Group) -> list[Tensor]:
+    """Node 1 has nothing to learn from at odd steps: its gradients are zero, or it is refused."""
+    node, model, optimizer = start(process_group, "dmsgd", weight_decay=0.0)
+    trajectory = []
+    for step in range(6):
+        optimizer.zero_grad()
+        if node == 1 and step % 2:
+            assert "without any gradient" in message_of(optimizer.step)
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+        else:
+            quadratic_loss(model, node, step).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+def compiled(process_group: Group, backend: str) -> list[Tensor]:
+    node = dist.get_rank(process_group)
+    model = mlp(seed=node)
+    optimizer = build("decentlam", model, process_group)
+    fast = torch.compile(model, backend=backend)
+    trajectory = []
+    for step in range(5):
+        optimizer.zero_grad()
+        mlp_loss(fast, node, step).backward()
+        optimizer.step()
+        trajectory.append(flat(model))
+    return trajectory
+
+
+class Tagger(nn.Module):
+    """An LSTM whose output layer is its embedding, and a frozen layer with a low-rank addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 6)
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lstm(self.embed(x))[0]
+        h = self.frozen(h) + self.up(self.down(h))
+        return h @ self.embed.weight.T
+
+
+def habits(process_group: Group, overlap: str) -> list[Tensor]:
+    """What scripts do around an optimizer, all at once: groups by decay, a schedule, moving
+    averages of the model, forked workers, and copies in the midst of training."""
+    node = dist.get_rank(process_group)
+    model = Tagger()
+    decayed = [p for p in model.parameters() if p.ndim > 1 and p.requires_grad]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = decentlam.DecentLaM(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        lr=0.1,
+        topology="ring",
+        overlap=overlap,
+        process_group=process_group,
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+    ema = AveragedModel(model, avg_fn=lambda a, b, n: 0.9 * a + 0.1 * b)
+    swa = AveragedModel(model)
+    data = torch.randint(11, (24, 5), generator=torch.Generator().manual_seed(node))
+    for (x,) in DataLoader(TensorDataset(data), batch_size=4, num_workers=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).flatten(0, 1), x.roll(1, 1).flatten()).backward()
+        optimizer.step()
+        schedule.step()
+        ema.update_parameters(model)
+        swa.update_parameters(model)
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        assert torch.equal(flat(copied), flat(model))
+    return [flat(model), flat(ema), flat(swa)]
+
+
+def swa(process_group: Group, overlap: str) -> list[Tensor]:
+    """Averages the weights of the last steps, and then takes the statistics of batch norm anew,
+    in the midst of training and after it."""
+    node = dist.get_rank(process_group)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
+    optimizer = build("decentlam", model, process_group, overlap=overlap)
+    averaged = AveragedModel(model)
+    generator = torch.Generator().manual_seed(node)
+    x = torch.randn(8, 6, 4, generator=generator, dtype=torch.float64)
+    for step in range(8):
+        optimizer.zero_grad()
+        (model(x[step]) - x[step, :, :2]).square().mean().backward()
+        optimizer.step()
+        if step >= 3:
+            averaged.update_parameters(model)
+        if step in (5, 7):
+            update_bn(x, averaged)
+    own = model[1].running_mean
+    expected = (x @ averaged.module[0].weight.T + averaged.module[0].bias).mean((0, 1))
+    assert torch.allclose(averaged.module[1].running_mean, expected.detach())
+    assert not torch.allclose(own, expected.detach())  # those of training are left alone
+    return [flat(model), flat(averaged), *(b.clone() for b in averaged.module.buffers())]
+
+
+# The first optimizer of a process is where its messages could be taken for the script's own.
+BRANCHING = [
+    ("decentlam", True, True),
+    ("decentlam", False, False),
+    ("pmsgd", True, False),
+    ("pmsgd", True, True),
+    ("awc-dmsgd", True, True),
+    ("da-dmsgd", True, False),
+    ("slowmo", True, True),
+]
+for method, overlap, chatter in BRANCHING:
+    name = f"branches {method} {overlap} {chatter}"
+    scenarios.add(name, branches, method=method, overlap=overlap, chatter=chatter)
+for first in ("front", "back"):
+    scenarios.add(f"disjoint {first}", disjoint, first=first)
+for overlap in OVERLAPS:
+    for reentrant in (True, False):
+        name = f"checkpointed {reentrant} {overlap}"
+        scenarios.add(name, checkpointed, reentrant=reentrant, overlap=overlap)
+    scenarios.add(f"habits {overlap}", habits, overlap=overlap)
+    scenarios.add(f"swa {overlap}", swa, overlap=overlap)
+scenarios.add("no backward", no_backward_at_all)
+scenarios.add("aot", compiled, backend="aot_eager")
+
+
+@pytest.mark.parametrize(("method", "overlap", "chatter"), BRANCHING)
+def test_branches_that_nodes_take_in_different_order(
+    method: str, overlap: bool | str, chatter: bool
+) -> None:
+    """Tied, frozen, unused parameters too; with chatter the script sends messages of its own."""
+    expected = simulate(method, N, 8, model=Branches, loss=branches_loss)
+    assert_equal(scenarios.outcomes(f"branches {method} {overlap} {chatter}"), expected)
+
+
+@pytest.mark.parametrize("first", ["front", "back"])
+def test_losses_over_different_parameters_need_no_no_sync(first: str) -> None:
+    assert_equal(scenarios.outcomes(f"disjoint {first}"), simulate("decentlam", N, 5))
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_computed_again_in_backward(reentrant: bool, overlap: str) -> None:
+    expected = simulate("decentlam", N, 4, model=mlp, loss=mlp_loss)
+    assert_equal(scenarios.outcomes(f"checkpointed {reentrant} {overlap}"), expected)
+
+
+@pytest.mark.parametrize("what", ["habits", "swa"])
+def test_habits_of_scripts_give_the_same_bits_in_every_overlap_mode(what: str) -> None:
+    expected = scenarios.outcomes(f"{what} none")
+    for overlap in OVERLAPS[1:]:
+        for ours, theirs in zip(scenarios.outcomes(f"{what} {overlap}"), expected, strict=True):
+            assert same(ours, theirs)
+    assert not same(expected[0], expected[1])  # the nodes have data of their own
+
+
+def test_a_node_without_data_may_step_with_zero_gradients() -> None:
+    expected = simulate(
+        "dmsgd", N, 6, absent=lambda node, step: node == 1 and step % 2 == 1, weight_decay=0.0
+    )
+    assert_equal(scenarios.outcomes("no backward"), expected)
+
+
+def test_compiled_model() -> None:
+    expected = simulate("decentlam", N, 5, model=mlp, loss=mlp_loss)
+    assert_equal(scenarios.outcomes("aot"), expected)
+
+
+inductor = Scenarios(2)
+inductor.add("inductor", compiled, backend="inductor")
+
+
+@pytest.mark.slow
+def test_model_compiled_with_inductor() -> None:
+    expected = simulate("decentlam", 2, 5, model=mlp, loss=mlp_loss)
+    assert_equal(inductor.outcomes("inductor"), expected)

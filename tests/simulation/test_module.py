@@ -1,0 +1,499 @@
+"""Real modules on simulated nodes, against n separate modules stepped one by one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import decentlam
+from decentlam import ALGORITHMS, NonFiniteError, SimulatedModule, topology
+
+N, BATCH = 4, 6
+
+
+class TiedAndFrozen(nn.Module):
+    """Decodes with its encoder's weights, behind a first layer that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.encode = nn.Linear(5, 3)
+        self.again = nn.Linear(5, 3)
+        self.again.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.frozen(x))
+        return self.encode(x) + torch.sin(self.again(x))
+
+
+class ReplacesItsBuffer(nn.Module):
+    """A running mean that is assigned and not written to, at the root and with no batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        self.seen = self.seen + len(x)
+        return self.linear(x - self.mean)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def cnn(momentum: float | None = 0.1) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4, momentum=momentum),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 5, 2),
+        nn.BatchNorm2d(5, momentum=momentum, affine=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(20, 3),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (5,)),
+    "cnn with batch norm": (cnn, (1, 8, 8)),
+    "cnn with cumulative batch norm": (lambda: cnn(None), (1, 8, 8)),
+    "tied and frozen": (TiedAndFrozen, (5,)),
+    "replaces its buffer": (ReplacesItsBuffer, (5,)),
+}
+
+
+def make_model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name][0]().double()
+
+
+def batch(name: str, k: int, n: int = N) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(k)
+    inputs = torch.randn(n, BATCH, *MODELS[name][1], generator=random, dtype=torch.float64)
+    return inputs, torch.randint(3, (n, BATCH), generator=random)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+class OneByOne:
+    """n ordinary modules, backward on each; only the averaging is the simulator's."""
+
+    def __init__(self, model: nn.Module, algorithm: str, net: topology.Topology, **kwargs) -> None:
+        self.models = [copy.deepcopy(model) for _ in range(net.num_nodes)]
+        layers = [p.numel() for p in trained(model)]
+        adaptive = [p.ndim > 1 for p in trained(model)]
+        self.nodes = decentlam.Nodes(
+            algorithm, net, self.flat(), layers=layers, adaptive=adaptive, **kwargs
+        )
+
+    def flat(self, grad: bool = False) -> Tensor:
+        return torch.stack(
+            [
+                torch.cat([(p.grad if grad else p).detach().flatten() for p in trained(model)])
+                for model in self.models
+            ]
+        )
+
+    def step(self, inputs: Tensor, targets: Tensor, lr: float) -> Tensor:
+        losses = []
+        for model, x, y in zip(self.models, inputs, targets, strict=True):
+            model.zero_grad()
+            losses.append(F.cross_entropy(model(x), y))
+            losses[-1].backward()
+        self.nodes.step(self.flat(grad=True), lr)
+        with torch.no_grad():
+            for model, row in zip(self.models, self.nodes.x, strict=True):
+                nn.utils.vector_to_parameters(row, trained(model))
+        return torch.stack(losses).detach()
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    np.testing.assert_allclose(got.detach(), expected.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+@pytest.mark.parametrize("algorithm", ["decentlam", "dmsgd", "pmsgd-lars"])
+@pytest.mark.parametrize("name", MODELS)
+def test_ten_steps_are_those_of_separate_modules(name: str, algorithm: str, stacked: bool) -> None:
+    model, net = make_model(name), topology.ring(N)
+    kwargs: dict = {"momentum": 0.8, "weight_decay": 0.01}
+    if algorithm == "pmsgd-lars":
+        kwargs["trust"] = 0.1
+    simulated = SimulatedModule(model, algorithm, net, lr=0.05, stacked=stacked, **kwargs)
+    separate = OneByOne(model, algorithm, net, **kwargs)
+    for k in range(10):
+        lr = 0.05 / (1 + k)
+        simulated.lr = lr
+        losses = simulated.step(F.cross_entropy, *batch(name, k))
+        assert_close(losses, separate.step(*batch(name, k), lr))
+        for i, expected in enumerate(separate.models):
+            node = simulated.node(i)
+            assert list(node.state_dict()) == list(expected.state_dict())
+            for key, value in node.state_dict().items():
+                assert value.dtype == expected.state_dict()[key].dtype
+                assert_close(value, expected.state_dict()[key])
+    if algorithm != "pmsgd-lars":
+        assert simulated.consensus_distance() > 1e-4
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+def test_large_transposed_gradients_are_those_of_separate_modules(stacked: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 100), nn.Tanh(), nn.Linear(100, 90), nn.Linear(90, 3))
+    net = topology.ring(N)
+    simulated = SimulatedModule(model.double(), "decentlam", net, lr=0.05, stacked=stacked)
+    separate = OneByOne(model, "decentlam", net)
+    for k in range(3):
+        losses = simulated.step(F.cross_entropy, *batch("mlp", k))
+        assert_close(losses, separate.step(*batch("mlp", k), 0.05))
+    assert_close(simulated.x, separate.nodes.x)
+
+
+@pytest.mark.parametrize("name", ["mlp", "tied and frozen"])
+def test_micro_batches_add_up_to_the_whole_batch(name: str) -> None:
+    whole, pieces = (SimulatedModule(make_model(name), "dmsgd", "ring", N, 0.05) for _ in range(2))
+    for k in range(3):
+        losses = whole.step(F.cross_entropy, *batch(name, k))
+        assert_close(pieces.step(F.cross_entropy, *batch(name, k), micro_batch=4), losses)  # 4 + 2
+    assert_close(pieces.x, whole.x)
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+def test_batch_norm_sees_every_micro_batch(stacked: bool) -> None:
+    name = "cnn with batch norm"
+    model = make_model(name)
+    simulated = SimulatedModule(model, "dmsgd", "ring", N, lr=0.05, stacked=stacked)
+    inputs, targets = batch(name, 0)
+    simulated.step(F.cross_entropy, inputs, targets, micro_batch=2)
+    assert simulated.buffers["1.num_batches_tracked"].tolist() == [3] * N
+    with torch.no_grad():
+        for piece in inputs[1].split(2):  # no parameter changes within a step
+            model(piece)
+    assert_close(simulated.buffers["1.running_var"][1], model[1].running_var)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn with batch norm"])
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "in turn"])
+def test_autocast_is_for_the_forward_pass_alone(name: str, stacked: bool) -> None:
+    """The first steps are near those of float32; parameters, averaging and state stay float32."""
+    model = make_model(name).float()
+    plain, cast = (
+        SimulatedModule(model, "decentlam", "ring", N, 0.05, stacked=stacked, autocast=precision)
+        for precision in (None, torch.bfloat16)
+    )
+    for k in range(3):
+        inputs, targets = batch(name, k)
+        losses = [s.step(F.cross_entropy, inputs.float(), targets) for s in (plain, cast)]
+        assert losses[0] == pytest.approx(losses[1], abs=0.05)
+    assert cast.x.dtype == torch.float32
+    assert 0 < (plain.x - cast.x).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_a_module(algorithm: str) -> None:
+    inputs, targets = batch("mlp", 0)
+    simulated = SimulatedModule(make_model("mlp"), algorithm, "ring", N, lr=0.05, momentum=0.5)
+    first = simulated.step(F.cross_entropy, inputs, targets)
+    for _ in range(30):
+        last = simulated.step(F.cross_entropy, inputs, targets)
+    assert last.mean() < first.mean() and torch.isfinite(simulated.x).all()
+
+
+def test_running_statistics_differ_between_nodes_and_count_batches() -> None:
+    simulated = SimulatedModule(make_model("cnn with batch norm"), "dmsgd", "complete", N, lr=0.05)
+    for k in range(3):
+        simulated.step(F.cross_entropy, *batch("cnn with batch norm", k))
+    assert simulated.buffers["1.num_batches_tracked"].tolist() == [3] * N
+    assert simulated.buffers["1.running_mean"].shape == (N, 4)
+    assert (simulated.buffers["1.running_mean"].std(0) > 0).all()
+
+
+def test_batch_norm_in_evaluation_mode_stays_as_it_is() -> None:
+    model = make_model("cnn with batch norm").eval()
+    simulated = SimulatedModule(model, "dmsgd", "ring", N, lr=0.05)
+    simulated.step(F.cross_entropy, *batch("cnn with batch norm", 0))
+    assert simulated.buffers["1.num_batches_tracked"].tolist() == [0] * N
+    assert not simulated.buffers["1.running_mean"].any()
+    assert not simulated.node(0).training
+
+
+def test_lr_of_one_step_and_of_all() -> None:
+    one, two = (SimulatedModule(make_model("mlp"), "dmsgd", "ring", N, lr=0.3) for _ in range(2))
+    one.step(F.cross_entropy, *batch("mlp", 0), lr=0.01)
+    two.lr = 0.01
+    two.step(F.cross_entropy, *batch("mlp", 0))
+    assert torch.equal(one.x, two.x)
+    assert (one.lr, two.lr) == (0.3, 0.01)
+
+
+def test_tied_weights_count_once_and_frozen_ones_stay() -> None:
+    model = make_model("tied and frozen")
+    simulated = SimulatedModule(model, "decentlam", "ring", N, lr=0.05)
+    assert simulated.x.shape == (N, 15 + 3 + 3)  # one weight and two biases
+    simulated.step(F.cross_entropy, *batch("tied and frozen", 0))
+    node = simulated.node(1)
+    assert node.again.weight is node.encode.weight
+    assert not node.frozen.weight.requires_grad
+    assert torch.equal(node.frozen.weight, model.frozen.weight)
+    assert not torch.equal(node.encode.weight, model.encode.weight)
+
+
+def test_lars_scales_layers_and_leaves_biases() -> None:
+    """trust 1e-9 all but stops the weights; a bias takes the plain step of its average gradient."""
+    model = make_model("mlp")
+    simulated = SimulatedModule(model, "pmsgd-lars", "ring", N, lr=0.1, momentum=0.0, trust=1e-9)
+    plain = SimulatedModule(model, "pmsgd", "ring", N, lr=0.1, momentum=0.0)
+    for nodes in (simulated, plain):
+        nodes.step(F.cross_entropy, *batch("mlp", 0))
+    scaled, free = simulated.node(0), plain.node(0)
+    assert torch.equal(scaled[0].bias, free[0].bias)
+    assert (scaled[0].weight - model[0].weight).abs().max() < 1e-8
+    assert (free[0].weight - model[0].weight).abs().max() > 1e-4
+
+
+def test_dropout_differs_per_node_and_follows_the_seed() -> None:
+    model = nn.Sequential(nn.Linear(5, 50), nn.Dropout(0.5), nn.Linear(50, 3)).double()
+    inputs, targets = (data[:1].expand(N, *data.shape[1:]) for data in batch("mlp", 0))
+
+    def losses(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return SimulatedModule(model, "dsgd", "ring", N).step(F.cross_entropy, inputs, targets)
+
+    assert len(set(losses(0).tolist())) == N
+    assert torch.equal(losses(0), losses(0)) and not torch.equal(losses(0), losses(1))
+
+
+def test_one_node_is_torch_sgd() -> None:
+    name = "cnn with batch norm"
+    model = make_model(name)
+    simulated = SimulatedModule(model, "decentlam", "ring", 1, 0.05, 0.9, 0.01, nesterov=True)
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True
+    )
+    for k in range(10):
+        inputs, targets = batch(name, k, n=1)
+        simulated.step(F.cross_entropy, inputs, targets)
+        sgd.zero_grad()
+        F.cross_entropy(model(inputs[0]), targets[0]).backward()
+        sgd.step()
+    for key, value in simulated.node(0).state_dict().items():
+        assert_close(value, model.state_dict()[key])
+
+
+def test_float32_and_no_grad_surroundings() -> None:
+    model = make_model("mlp").float()
+    simulated = SimulatedModule(model, "decentlam", "ring", N, lr=0.05)
+    inputs, targets = batch("mlp", 0)
+    with torch.no_grad():
+        simulated.step(F.cross_entropy, inputs.float(), targets)
+    assert simulated.x.dtype == torch.float32 and simulated.consensus_distance() > 0
+
+
+def test_averaged_is_the_mean_of_the_nodes() -> None:
+    name = "cnn with batch norm"
+    simulated = SimulatedModule(make_model(name), "decentlam", "ring", N, lr=0.05)
+    for k in range(3):
+        simulated.step(F.cross_entropy, *batch(name, k))
+    nodes = [simulated.node(i).state_dict() for i in range(N)]
+    mean = simulated.averaged()
+    for key, value in mean.state_dict().items():
+        if value.is_floating_point():
+            assert torch.equal(value, torch.stack([node[key] for node in nodes]).mean(0))
+        else:
+            assert value.item() == 3
+    assert isinstance(mean, nn.Sequential)
+    assert torch.isfinite(mean.eval()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))).all()
+
+
+def test_averaged_and_node_are_copies() -> None:
+    simulated = SimulatedModule(make_model("mlp"), "dsgd", "ring", N, lr=0.05)
+    before = simulated.x.clone()
+    for module in (simulated.node(0), simulated.averaged()):
+        for p in module.parameters():
+            assert p.requires_grad and p.grad is None
+            p.data.zero_()
+    assert torch.equal(simulated.x, before)
+
+
+def test_copies_carry_no_gradients() -> None:
+    model = make_model("mlp")
+    model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    simulated = SimulatedModule(model, "dsgd", "ring", N)
+    assert all(p.grad is None for p in simulated.node(0).parameters())
+
+
+def test_the_given_model_is_left_alone() -> None:
+    name = "cnn with batch norm"
+    model = make_model(name)
+    before = copy.deepcopy(model.state_dict())
+    simulated = SimulatedModule(model, "dmsgd", "ring", N, lr=0.5)
+    simulated.step(F.cross_entropy, *batch(name, 0))
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_happens_to_the_given_model_later_does_not_matter() -> None:
+    model = make_model("tied and frozen")
+    simulated = SimulatedModule(model, "dmsgd", "ring", N)
+    frozen = model.frozen.weight.clone()
+    model.eval().requires_grad_(False)
+    with torch.no_grad():
+        model.frozen.weight.zero_()
+    node = simulated.node(0)
+    assert torch.equal(node.frozen.weight, frozen)
+    assert node.training and node.encode.weight.requires_grad
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_resuming_repeats_to_the_bit(algorithm: str) -> None:
+    name = "cnn with batch norm"
+    hyper = {"tau": 3} if algorithm == "slowmo" else {}
+    first, second = (
+        SimulatedModule(make_model(name), algorithm, "ring", N, momentum=0.7, **hyper)
+        for _ in range(2)
+    )
+    for k in range(4):
+        first.lr = 0.05 * k
+        first.step(F.cross_entropy, *batch(name, k))
+    saved = copy.deepcopy(first.state_dict())
+    second.load_state_dict(saved)
+    assert second.lr == first.lr
+    for k in range(4, 8):
+        for nodes in (first, second):
+            nodes.step(F.cross_entropy, *batch(name, k), lr=0.01 * k)
+    assert torch.equal(first.x, second.x)
+    for key, buffer in first.buffers.items():
+        assert torch.equal(buffer, second.buffers[key])
+    assert first.lr == pytest.approx(0.15)  # lr of a step holds for that step
+
+
+def test_state_survives_a_file(tmp_path) -> None:
+    name = "cnn with batch norm"
+    simulated = SimulatedModule(make_model(name), "decentlam", "ring", N)
+    simulated.step(F.cross_entropy, *batch(name, 0))
+    torch.save(simulated.state_dict(), tmp_path / "state.pt")
+    other = SimulatedModule(make_model(name), "decentlam", "ring", N)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(other.x, simulated.x)
+
+
+def test_a_refused_step_changes_nothing() -> None:
+    name = "cnn with batch norm"
+    simulated = SimulatedModule(make_model(name), "decentlam", "ring", N, lr=0.05)
+    simulated.step(F.cross_entropy, *batch(name, 0))
+    x, buffers = simulated.x.clone(), copy.deepcopy(simulated.buffers)
+    inputs, targets = batch(name, 1)
+    inputs[2, 0, 0, 0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match=r"step 1 .* node\(s\) \[2\]"):
+        simulated.step(F.cross_entropy, inputs, targets)
+    assert torch.equal(simulated.x, x)
+    for key, buffer in simulated.buffers.items():
+        assert torch.equal(buffer, buffers[key])
+
+
+def mixed_precision() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3).double())
+
+
+def step_with(inputs: object, targets: object = None, loss_fn: Callable = F.cross_entropy) -> None:
+    good = batch("mlp", 0)
+    simulated = SimulatedModule(make_model("mlp"), "dsgd", "ring", N)
+    simulated.step(
+        loss_fn,
+        good[0] if inputs is None else inputs,
+        good[1] if targets is None else targets,
+    )
+
+
+def load(other: str, n: int = N) -> None:
+    saved = SimulatedModule(make_model(other), "dsgd", "ring", n).state_dict()
+    SimulatedModule(make_model("cnn with batch norm"), "dsgd", "ring", N).load_state_dict(saved)
+
+
+BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "inputs of other nodes": (
+        lambda: step_with(torch.zeros(3, BATCH, 5)),
+        ["inputs", "(4, batch, ...)", "(3, 6, 5)", "torch.stack"],
+    ),
+    "targets of other nodes": (
+        lambda: step_with(None, torch.zeros(24)),
+        ["targets", "(4, batch, ...)", "(24,)", "torch.stack"],
+    ),
+    "inputs a list": (lambda: step_with([torch.zeros(5)] * N), ["inputs", "list", "torch.stack"]),
+    "inputs a number": (lambda: step_with(torch.tensor(1.0)), ["inputs", "got ()"]),
+    "loss not a scalar": (
+        lambda: step_with(None, None, lambda out, y: F.cross_entropy(out, y, reduction="none")),
+        ["one number per node", "shape (6,)", ".mean()"],
+    ),
+    "loss a float": (lambda: step_with(None, None, lambda out, y: 0.5), ["one number", "float"]),
+    "no micro batch": (
+        lambda: SimulatedModule(mlp().double(), "dsgd", "ring", N).step(
+            F.cross_entropy, *batch("mlp", 0), micro_batch=0
+        ),
+        ["micro_batch", "above 0 or None", "got 0"],
+    ),
+    "nothing to train": (
+        lambda: SimulatedModule(mlp().requires_grad_(False), "dsgd", "ring", N),
+        ["no parameter to train", "requires_grad"],
+    ),
+    "several precisions": (
+        lambda: SimulatedModule(mixed_precision(), "dsgd", "ring", N),
+        ["torch.float32, torch.float64", "model.float()"],
+    ),
+    "half precision": (
+        lambda: SimulatedModule(mlp().half(), "dsgd", "ring", N),
+        ["torch.float16", "float32 or float64"],
+    ),
+    "how many nodes": (
+        lambda: SimulatedModule(mlp(), "dsgd", "ring"),
+        ["'ring'", "Pass num_nodes", "ring(8)"],
+    ),
+    "two numbers of nodes": (
+        lambda: SimulatedModule(mlp(), "dsgd", topology.ring(5), N),
+        ["ring(5)", "there are 4"],
+    ),
+    "negative lr": (lambda: SimulatedModule(mlp(), "dsgd", "ring", N, -1.0), ["lr", "-1.0"]),
+    "lr set to NaN": (
+        lambda: setattr(SimulatedModule(mlp(), "dsgd", "ring", N), "lr", math.nan),
+        ["lr", "nan"],
+    ),
+    "unknown hyper-parameter": (
+        lambda: SimulatedModule(mlp(), "dmsgd", "ring", N, tau=3),
+        ["'tau'", "takes nesterov"],
+    ),
+    "no such node": (
+        lambda: SimulatedModule(mlp(), "dsgd", "ring", N).node(4),
+        ["0 to 3", "no 4"],
+    ),
+    "no node -1": (lambda: SimulatedModule(mlp(), "dsgd", "ring", N).node(-1), ["no -1"]),
+    "state of another model": (lambda: load("mlp"), ["buffers {}", "running_mean", "same model"]),
+    "state of other nodes": (
+        lambda: load("cnn with batch norm", 5),
+        ["(5, 4)", "(4, 4)", "same model"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refuses_with_what_was_given_and_the_cure(case: str) -> None:
+    call, words = BAD[case]
+    with pytest.raises(ValueError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
