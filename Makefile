@@ -31,10 +31,8 @@ test: $(READY) ## run the tests, except those of whole commands and the slow one
 
 # One file of each kind: the recursions, the topologies, torch's contract on one node, and real
 # processes against the simulator.
-FAST = $(wildcard tests/test_algorithms*.py tests/test_topology*.py tests/test_module*.py \
-	tests/test_bad_input.py tests/test_imports.py tests/test_mistakes.py tests/test_worker.py \
-	tests/test_optimizer_errors.py tests/test_optimizer_hooks.py tests/test_optimizer_layout.py \
-	tests/test_optimizer_saving.py tests/test_optimizer_torch.py tests/test_shared_memory.py)
+FAST = tests/algorithms tests/topology tests/simulation tests/test_imports.py tests/test_optim.py \
+	tests/test_optimizer.py tests/test_options.py tests/exchange/test_shared_memory.py
 
 test-fast: $(READY) ## run the tests for the inner loop, in about a minute
 	$(TESTS) $(FAST)
@@ -46,11 +44,11 @@ test-slow: $(READY) ## run the slow tests only
 	$(BIN)/python -m pytest -q -m slow
 
 test-frameworks: $(FRAMEWORKS) ## run the tests with Lightning, Hugging Face and timm
-	$(BIN)/python -m pytest -q tests/frameworks -k "not ray"
+	$(BIN)/python -m pytest -q tests/integrations -k "not ray"
 
 # On its own, because Ray gives its processes 30 seconds to start, which a busy machine may not have.
 test-ray: $(FRAMEWORKS) ## run the tests with Ray Train
-	$(BIN)/python -m pytest -q tests/frameworks -k ray
+	$(BIN)/python -m pytest -q tests/integrations -k ray
 
 fuzz: $(READY) ## 2,000 inputs that nobody meant, none of which may end in a traceback
 	$(BIN)/python tests/fuzzing.py --inputs 2000
