@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import decentlam
 from decentlam.elastic import membership
@@ -106,6 +109,35 @@ def outlive(directory: str) -> None:
     print(f"process {run.me} went on with {run.generation.members}", flush=True)
 
 
+def die_while_built(directory: str, moment: str) -> None:
+    """Process 1 dies before it builds its optimizer, or in one of the collectives of that; the
+    others train five steps without it."""
+    decentlam.init(elastic=True)
+    run = membership.current()
+    assert run is not None
+    if run.me == 1:
+        if moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        left = {"first collective": 0, "last collective": 3}[moment]
+        gathered = dist.all_gather
+
+        def all_gather(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return gathered(*arguments, **options)
+
+        dist.all_gather = all_gather
+    model = torch.nn.Linear(3, 1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    print(f"process {run.me} trained with {optimizer.members}", flush=True)
+
+
 def port_of_nobody() -> str:
     """One that is free, and that the system gives to nobody who asks for any: those are above."""
     while True:
@@ -156,6 +188,18 @@ def test_who_comes_back_after_the_run_has_ended_does_not_go_on_alone(tmp_path: P
     assert "process 0 went on with (0, 1)" in (tmp_path / "0").read_text()
     said = (tmp_path / "2").read_text()
     assert processes[2].exitcode == 3, said
+
+
+@pytest.mark.parametrize("moment", ["before", "first collective", "last collective"])
+def test_the_others_go_on_when_one_dies_while_optimizers_are_built(
+    moment: str, tmp_path: Path
+) -> None:
+    processes = start_three(die_while_built, tmp_path, moment)
+    for process in processes:
+        process.join(HANG_SECONDS)
+    for rank in (0, 2):
+        said = (tmp_path / f"{rank}").read_text()
+        assert f"process {rank} trained with (0, 2)" in said, said
 
 
 def come_back(directory: Path) -> int:
