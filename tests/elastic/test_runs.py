@@ -138,6 +138,29 @@ def die_while_built(directory: str, moment: str) -> None:
     print(f"process {run.me} trained with {optimizer.members}", flush=True)
 
 
+def measure_while_one_dies(directory: str, victim: int) -> None:
+    """All members measure their distance at every fifth step of the run; one dies. Whoever was
+    behind then must not wait alone in a measurement that the others have done."""
+    decentlam.init(elastic=True)
+    run = membership.current()
+    assert run is not None
+    model = torch.nn.Linear(3, 1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True)
+    pause, last = 0.0, time.monotonic()
+    while (step := optimizer.place.step) < 100:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        if step % 5 == 4:
+            with contextlib.suppress(ExchangeError):  # a member was lost meanwhile
+                optimizer.consensus_distance()
+        if (run.me, step) == (victim, 50):
+            os.kill(os.getpid(), signal.SIGKILL)
+        pause, last = max(pause, time.monotonic() - last), time.monotonic()
+    verdict = "soon" if pause < 2 * watch.USUAL_SECONDS else f"after {pause:.0f} s"
+    print(f"process {run.me} went on {verdict} with {optimizer.members}", flush=True)
+
+
 def port_of_nobody() -> str:
     """One that is free, and that the system gives to nobody who asks for any: those are above."""
     while True:
@@ -200,6 +223,18 @@ def test_the_others_go_on_when_one_dies_while_optimizers_are_built(
     for rank in (0, 2):
         said = (tmp_path / f"{rank}").read_text()
         assert f"process {rank} trained with (0, 2)" in said, said
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_collectives_stall_nobody_when_a_member_dies(victim: int, tmp_path: Path) -> None:
+    """Process 0 has the store. Two heartbeats are far more than it takes, and less than a stall."""
+    processes = start_three(measure_while_one_dies, tmp_path, victim)
+    for process in processes:
+        process.join(HANG_SECONDS)
+    rest = tuple(rank for rank in range(3) if rank != victim)
+    for rank in rest:
+        said = (tmp_path / f"{rank}").read_text()
+        assert f"process {rank} went on soon with {rest}" in said, said
 
 
 def come_back(directory: Path) -> int:
