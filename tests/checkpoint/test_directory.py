@@ -207,3 +207,33 @@ def test_nothing_but_checkpoints_is_touched(tmp_path: Path) -> None:
     link.symlink_to(path)
     decentlam.save_checkpoint(link, **run.parts())
     assert link.is_symlink() and steps_in(link) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".my-step-notes/a.txt",
+        ".000001-step-3.newer/process-00000.pt",
+        ".000001-step-3.new/a.txt",
+        ".000001-step-3.old/process-00000.pt/a.txt",
+        "000001-step-1/a.txt",
+    ],
+)
+def test_a_directory_with_something_of_the_user_is_never_deleted(name: str, tmp_path: Path) -> None:
+    precious = tmp_path / "run" / name
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    run = trained_run()
+    for _ in range(3):
+        decentlam.save_checkpoint(tmp_path / "run", **run.parts(), keep=1)
+    assert precious.read_text() == "precious" and steps_in(tmp_path / "run") == 3
+
+
+def test_what_a_killed_save_or_deletion_left_is_deleted(tmp_path: Path) -> None:
+    for name in (".000001-step-1.new", ".000001-step-1.old", ".000002-step-2.new"):
+        (tmp_path / name).mkdir()
+    for name in ("process-00000.pt", "process-00001.draft", "process-00001.json"):
+        (tmp_path / ".000001-step-1.new" / name).write_text("half")
+        (tmp_path / ".000001-step-1.old" / name).write_text("half")
+    decentlam.save_checkpoint(tmp_path, **trained_run().parts())
+    assert names_in(tmp_path) == ["000001-step-3"]

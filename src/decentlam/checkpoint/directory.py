@@ -27,6 +27,8 @@ from decentlam.errors import CheckpointError
 FORMAT = 2
 Meta = dict[str, Any]  # what a save says of itself; the same on all processes but for the rank
 _NAME = re.compile(r"\d{6,}-step-\d+")
+_LEFT = re.compile(rf"\.{_NAME.pattern}\.(new|old)")  # where a save or its deletion was killed
+_FILE = re.compile(r"process-\d{5,}\.(pt|json|draft)")  # all that a save ever writes
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -59,16 +61,28 @@ def begin(path: Path, step: int) -> Path:
     except (FileExistsError, NotADirectoryError):
         text = f"{path} is or leads through a file; a checkpoint is a directory"
         raise ValueError(text) from None
-    for left in path.glob(".*-step-*.new"):
-        _commit_left(left)
-    for left in path.glob(".*-step-*"):
-        shutil.rmtree(left, ignore_errors=True)  # the next save tries again
+    for left in [place for place in path.iterdir() if _LEFT.fullmatch(place.name)]:
+        if left.suffix == ".new":
+            _commit_left(left)
+        if _holds_only_a_save(left):
+            shutil.rmtree(left, ignore_errors=True)  # the next save tries again
     names = [p.name.removeprefix(".") for p in path.iterdir()]
     taken = [int(name.partition("-")[0]) for name in names if _NAME.match(name)]
     number = max(taken, default=0) + 1
     place = path / f".{number:06d}-step-{step}.new"
     place.mkdir()
     return place
+
+
+def _holds_only_a_save(place: Path) -> bool:
+    """Whether a directory with a save's name may be deleted: nobody put anything else into it."""
+    with contextlib.suppress(OSError):
+        if not place.is_symlink():
+            with os.scandir(place) as entries:
+                return all(
+                    _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in entries
+                )
+    return False
 
 
 def _commit_left(place: Path) -> None:
@@ -122,8 +136,8 @@ def commit(place: Path, num_processes: int, keep: int) -> bool:
 
 
 def prune(path: Path, keep: int) -> None:
-    """Deletes all saves in `path` but the last `keep`."""
-    for old in _saves(path)[:-keep]:
+    """Deletes all but the last `keep` saves in `path`; one that holds a user's file stays."""
+    for old in filter(_holds_only_a_save, _saves(path)[:-keep]):
         with contextlib.suppress(OSError):  # the next save tries again
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
 
