@@ -510,3 +510,19 @@ def test_the_state_of_another_optimizer_is_refused(other: type) -> None:
     optimizer = decentlam.DecentLaM([q], lr=0.1)
     with pytest.raises(ValueError, match="oad the model alone"):
         optimizer.load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize(
+    "algorithm", [None, "decentlam", 0.1, decentlam.algorithms.DecentLaM], ids=repr
+)
+def test_what_is_no_algorithm_is_refused(algorithm: Any) -> None:
+    with pytest.raises(TypeError, match=r"algorithm must be an Algorithm, such as .*, got "):
+        decentlam.DecentralizedOptimizer(nn.Linear(2, 1).parameters(), algorithm)
+
+
+@pytest.mark.parametrize(
+    "params", ["abc", None, 3, {"a": 1}, nn.Linear(2, 1), [{"lr": 1}], [{"params": None}]], ids=repr
+)
+def test_what_are_no_parameters_is_refused(params: Any) -> None:
+    with pytest.raises(TypeError, match=r"such as model.parameters\(\).*, got "):
+        decentlam.DecentralizedOptimizer(params, decentlam.algorithms.DecentLaM())

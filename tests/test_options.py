@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,10 @@ REFUSALS: list[Refusal] = [
      ["timeout_seconds", "at most 1e+08", "inf"]),
     ("clipping at True", lambda: optimizer(max_grad_norm=True), ValueError,
      ["max_grad_norm", "number above 0", "True"]),
+    ("clipping beyond what step() can", lambda: optimizer(max_grad_norm=10**29), ValueError,
+     ["max_grad_norm", "at most 1e+18", "10000000"]),
+    ("a model of other parameters", lambda: optimizer(model=nn.Linear(2, 2)), ValueError,
+     ["model=Linear", "none of the optimizer's parameters", "pass the module"]),
     ("group a word", lambda: optimizer(process_group="x"), TypeError,
      ["process_group", "torch.distributed.ProcessGroup", "'x'"]),
     ("lr without end", lambda: optimizer(lr=10**400), ValueError, ["lr", "finite", "1000000"]),
@@ -59,6 +64,14 @@ def test_refuses_with_what_was_given_and_the_cure(
     call: Callable[[], object], kind: type[Exception], words: list[str]
 ) -> None:
     assert_refused(call, kind, words)
+
+
+@pytest.mark.parametrize("method", [decentlam.PmSGD, decentlam.DecentLaM])
+@pytest.mark.parametrize("given", [-1, 0, True, 1.0, ..., {"a": 1}])
+def test_a_number_of_processes_that_cannot_be_is_refused(method: Any, given: Any) -> None:
+    kind = ValueError if type(given) is int else TypeError
+    with pytest.raises(kind, match=rf"processes_per_node must be .*, got {re.escape(repr(given))}"):
+        method(nn.Linear(2, 1).parameters(), lr=0.1, processes_per_node=given)
 
 
 def test_the_keywords_of_optimizers_are_the_options() -> None:

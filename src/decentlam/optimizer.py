@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from decentlam.algorithms import Algorithm, Reach, check_lr, check_number, reaches
+from decentlam.algorithms import Algorithm, Reach, check_lr, check_number, reaches, shown
 from decentlam.data import Change, Place
 from decentlam.elastic.recovery import Recovery, check_network
 from decentlam.launch.init import init_if_launched
@@ -24,7 +24,7 @@ from decentlam.network.network import Network, connect, reconnect, saved
 from decentlam.options import OptimizerOptions, Options
 from decentlam.runtime import build, evaluation
 from decentlam.runtime.agreement import check_agreement, describe_run
-from decentlam.runtime.param_groups import PAST, check_saved, prepare
+from decentlam.runtime.param_groups import PAST, ParamGroup, check_saved, prepare
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.runtime.state import check_state, load_state, state_views
 from decentlam.topology import Topology
@@ -60,6 +60,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         lr: float = 1e-3,
         **options: Unpack[OptimizerOptions],
     ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                "algorithm must be an Algorithm, such as decentlam.algorithms.DecentLaM(beta=0.9), "
+                f"got {shown(algorithm)}"
+            )
         check_lr(lr)
         weight_decay = check_number("weight_decay", options.pop("weight_decay", 0.0))
         process_group = options.pop("process_group", None)
@@ -75,11 +80,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._runtime: Runtime | None = None
         self._recovery: Recovery | None = None
         self._copied = False
+        params = _checked_params(params)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **algorithm.hyper()})
         Joinable.__init__(self)
         device = build.check_run(self.param_groups, algorithm)
+        buffers = [] if model is None else _buffers(model, self.param_groups)
         init_if_launched(device, self._options.elastic)
-        buffers = [] if model is None else list(model.buffers())
         if self._options.elastic:
             self._start_elastic(process_group, buffers)
             return
@@ -392,6 +398,30 @@ def _checked(model: object) -> nn.Module | None:
     if model is None or isinstance(model, nn.Module):
         return model
     raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
+
+
+def _buffers(model: nn.Module, groups: Sequence[ParamGroup]) -> list[Tensor]:
+    """Return the buffers of the model that is trained; refuse one that is not."""
+    if set(model.parameters()).isdisjoint(p for group in groups for p in group["params"]):
+        raise ValueError(
+            f"model={type(model).__name__} has none of the optimizer's parameters; pass the module "
+            "whose parameters() were given, or leave it out"
+        )
+    return list(model.buffers())
+
+
+def _checked_params(params: Any) -> Any:
+    """Refuse what torch's constructor would with a bare KeyError or \"not iterable\"."""
+    allowed = "params must be parameters or param groups, such as model.parameters()"
+    if isinstance(params, str | dict) or not isinstance(params, Iterable):
+        raise TypeError(f"{allowed}, got {shown(params)}")
+    if isinstance(params, Tensor):
+        return params  # torch says what is wrong
+    params = list(params)
+    for group in params:
+        if isinstance(group, dict) and not isinstance(group.get("params"), Iterable):
+            raise TypeError(f"{allowed}; a group has its own under 'params', got {shown(group)}")
+    return params
 
 
 class _AnswerNeighbors(JoinHook):

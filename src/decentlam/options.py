@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Literal, TypedDict, cast, get_args
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from decentlam.algorithms import check_number
+from decentlam.algorithms import check_number, shown
 from decentlam.exchange.rounded import ROUNDED
 from decentlam.topology import Topology
 
@@ -109,8 +108,15 @@ class Options:
             )
         norm = self.max_grad_norm
         if norm is not None and not (isinstance(norm, float) and norm == math.inf):
-            most = sys.float_info.max
-            check_number("max_grad_norm (None: no clipping)", norm, above=True, most=most)
+            check_number("max_grad_norm (None: no clipping)", norm, above=True)
+        processes = self.processes_per_node
+        if isinstance(processes, bool) or not isinstance(processes, int):
+            raise TypeError(f"processes_per_node must be a whole number, got {shown(processes)}")
+        if processes < 1:
+            raise ValueError(
+                f"processes_per_node must be 1 or more, got {shown(processes)}; leave it out if "
+                "every process is a node"
+            )
         check_number("timeout_seconds", self.timeout_seconds, above=True, most=_LONGEST_SECONDS)
         beat = check_number("heartbeat_seconds", self.heartbeat_seconds, most=3600.0)
         if beat < 0.1:

@@ -139,6 +139,12 @@ def change(meta: Path, **changes: Any) -> None:
     meta.write_text(json.dumps({**json.loads(meta.read_text()), **changes}))
 
 
+def replace(file: Path, make: Any) -> None:
+    file.unlink()
+    make(file)
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -155,6 +161,19 @@ def change(meta: Path, **changes: Any) -> None:
         (lambda file, meta: change(meta, saved=[3]), "damaged or foreign: it does not say"),
         (lambda file, meta: change(meta, step=2), "damaged: the checksum"),
         (lambda file, meta: change(meta, format=9), "format 9, this version of decentlam reads"),
+        (
+            lambda file, meta: change(meta, num_nodes=0),
+            r"foreign: .*num_nodes is 0, it must be a whole number of 1 or more",
+        ),
+        (lambda file, meta: change(meta, processes_per_node=True), "processes_per_node is True"),
+        (lambda file, meta: change(meta, rank=1), "it describes process 1"),
+        (lambda file, meta: change(meta, more="x" * (1 << 20)), "it has more than 1048576 bytes"),
+        (lambda file, meta: replace(file, os.mkfifo), "pt is damaged or foreign: .*not a regular"),
+        (lambda file, meta: replace(file, Path.mkdir), "pt is damaged or foreign: .*not a regular"),
+        (
+            lambda file, meta: replace(file, lambda path: path.symlink_to("/dev/zero")),
+            "pt is damaged or foreign: it is not a regular file",
+        ),
         (forge({"model": Hostile()}), "nothing of it was run.*posix.system"),
         (forge([1]), "it holds a list"),
         (forge({"model": {}}), "not those of a checkpoint: KeyError"),
@@ -173,6 +192,18 @@ def test_a_damaged_or_hostile_checkpoint_is_refused(
     with pytest.raises(decentlam.CheckpointError, match=message):
         decentlam.load_checkpoint(tmp_path / "run", **run.parts())
     assert same_tensors(tensors(run), before) and not (tmp_path / "hostile").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_device_is_not_read(make: Any, sound: Path, tmp_path: Path) -> None:
+    """A pipe would block for ever, and the device be read until memory ends."""
+    shutil.copytree(sound, tmp_path / "run")
+    replace(newest(tmp_path / "run") / "process-00000.json", make)
+    with pytest.raises(decentlam.CheckpointError, match=r"json is damaged.*not a regular file"):
+        steps_in(tmp_path / "run")
+    newest(tmp_path / "run").rename(tmp_path / "run" / ".000001-step-3.new")
+    decentlam.save_checkpoint(tmp_path / "run", **trained_run().parts())  # looks at what is left
 
 
 def test_an_error_names_the_save_before_the_damaged_one(sound: Path, tmp_path: Path) -> None:
@@ -207,3 +238,33 @@ def test_nothing_but_checkpoints_is_touched(tmp_path: Path) -> None:
     link.symlink_to(path)
     decentlam.save_checkpoint(link, **run.parts())
     assert link.is_symlink() and steps_in(link) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".my-step-notes/a.txt",
+        ".000001-step-3.newer/process-00000.pt",
+        ".000001-step-3.new/a.txt",
+        ".000001-step-3.old/process-00000.pt/a.txt",
+        "000001-step-1/a.txt",
+    ],
+)
+def test_a_directory_with_something_of_the_user_is_never_deleted(name: str, tmp_path: Path) -> None:
+    precious = tmp_path / "run" / name
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    run = trained_run()
+    for _ in range(3):
+        decentlam.save_checkpoint(tmp_path / "run", **run.parts(), keep=1)
+    assert precious.read_text() == "precious" and steps_in(tmp_path / "run") == 3
+
+
+def test_what_a_killed_save_or_deletion_left_is_deleted(tmp_path: Path) -> None:
+    for name in (".000001-step-1.new", ".000001-step-1.old", ".000002-step-2.new"):
+        (tmp_path / name).mkdir()
+    for name in ("process-00000.pt", "process-00001.draft", "process-00001.json"):
+        (tmp_path / ".000001-step-1.new" / name).write_text("half")
+        (tmp_path / ".000001-step-1.old" / name).write_text("half")
+    decentlam.save_checkpoint(tmp_path, **trained_run().parts())
+    assert names_in(tmp_path) == ["000001-step-3"]

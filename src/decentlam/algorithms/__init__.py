@@ -20,6 +20,7 @@ from decentlam.algorithms.base import check_period as check_period
 from decentlam.algorithms.base import lr_ratio as lr_ratio
 from decentlam.algorithms.base import most_payloads as most_payloads
 from decentlam.algorithms.base import reaches as reaches
+from decentlam.algorithms.base import shown as shown
 from decentlam.algorithms.d2_dmsgd import D2DmSGD as D2DmSGD
 from decentlam.algorithms.da_dmsgd import DADmSGD as DADmSGD
 from decentlam.algorithms.decentlam import DecentLaM as DecentLaM

@@ -16,17 +16,21 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 
 from decentlam.errors import CheckpointError
 
 FORMAT = 2
+_META_BYTES = 1 << 20  # no save's .json comes near
 Meta = dict[str, Any]  # what a save says of itself; the same on all processes but for the rank
 _NAME = re.compile(r"\d{6,}-step-\d+")
+_LEFT = re.compile(rf"\.{_NAME.pattern}\.(new|old)")  # where a save or its deletion was killed
+_FILE = re.compile(r"process-\d{5,}\.(pt|json|draft)")  # all that a save ever writes
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -59,16 +63,28 @@ def begin(path: Path, step: int) -> Path:
     except (FileExistsError, NotADirectoryError):
         text = f"{path} is or leads through a file; a checkpoint is a directory"
         raise ValueError(text) from None
-    for left in path.glob(".*-step-*.new"):
-        _commit_left(left)
-    for left in path.glob(".*-step-*"):
-        shutil.rmtree(left, ignore_errors=True)  # the next save tries again
+    for left in [place for place in path.iterdir() if _LEFT.fullmatch(place.name)]:
+        if left.suffix == ".new":
+            _commit_left(left)
+        if _holds_only_a_save(left):
+            shutil.rmtree(left, ignore_errors=True)  # the next save tries again
     names = [p.name.removeprefix(".") for p in path.iterdir()]
     taken = [int(name.partition("-")[0]) for name in names if _NAME.match(name)]
     number = max(taken, default=0) + 1
     place = path / f".{number:06d}-step-{step}.new"
     place.mkdir()
     return place
+
+
+def _holds_only_a_save(place: Path) -> bool:
+    """Whether a directory with a save's name may be deleted: nobody put anything else into it."""
+    with contextlib.suppress(OSError):
+        if not place.is_symlink():
+            with os.scandir(place) as entries:
+                return all(
+                    _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in entries
+                )
+    return False
 
 
 def _commit_left(place: Path) -> None:
@@ -90,17 +106,18 @@ def write(place: Path, meta: Meta, content: dict[str, Any]) -> None:
         except RuntimeError as error:  # torch hides what the file system said
             raise error.__context__ or error from None
     _sync(file)
+    with open(file, "rb") as opened:
+        sha256 = _sha256(meta, opened)
     draft = described.with_suffix(".draft")
-    draft.write_text(json.dumps({**meta, "sha256": _sha256(meta, file)}, indent=2) + "\n")
+    draft.write_text(json.dumps({**meta, "sha256": sha256}, indent=2) + "\n")
     _sync(draft)
     draft.rename(described)  # from here on another process may rename the directory
 
 
-def _sha256(meta: Meta, file: Path) -> str:
+def _sha256(meta: Meta, opened: BinaryIO) -> str:
     """Of the meta data and the content together."""
     told = json.dumps({k: v for k, v in meta.items() if k != "sha256"}, sort_keys=True)
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.sha256(told.encode())).hexdigest()
+    return hashlib.file_digest(opened, lambda: hashlib.sha256(told.encode())).hexdigest()  # type: ignore[arg-type]
 
 
 def commit(place: Path, num_processes: int, keep: int) -> bool:
@@ -122,8 +139,8 @@ def commit(place: Path, num_processes: int, keep: int) -> bool:
 
 
 def prune(path: Path, keep: int) -> None:
-    """Deletes all saves in `path` but the last `keep`."""
-    for old in _saves(path)[:-keep]:
+    """Deletes all but the last `keep` saves in `path`; one that holds a user's file stays."""
+    for old in filter(_holds_only_a_save, _saves(path)[:-keep]):
         with contextlib.suppress(OSError):  # the next save tries again
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
 
@@ -165,20 +182,40 @@ def locate(path: Path, step: int | None = None) -> Path:
     return place
 
 
+def _open(file: Path) -> BinaryIO:
+    """Opens a regular file: a pipe would block for ever, and a device may have no end."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.parent} is incomplete: {file.name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{file} is damaged or foreign: it is not a regular file")
+    return open(descriptor, "rb")
+
+
 def read_meta(place: Path, rank: int) -> Meta:
     """What the save says of itself; only `read` knows whether it is true."""
     file = _file(place, rank, "json")
     try:
-        meta = json.loads(file.read_bytes())
-        counts = [meta[name] for name in ("step", "num_nodes", "processes_per_node")]
+        with _open(file) as opened:
+            text = opened.read(_META_BYTES + 1)
+        if len(text) > _META_BYTES:
+            raise ValueError(f"it has more than {_META_BYTES} bytes")
+        meta = json.loads(text)
         if meta["format"] != FORMAT:
             raise CheckpointError(
                 f"{place} has format {meta['format']!r}, this version of decentlam reads {FORMAT}"
             )
-        if meta["rank"] != rank or not all(type(n) is int and n >= 0 for n in counts):
-            raise ValueError("it describes something else")
-    except FileNotFoundError:
-        raise CheckpointError(f"{place} is incomplete: {file.name} is missing") from None
+        for name, least in (("step", 0), ("num_nodes", 1), ("processes_per_node", 1)):
+            if type(meta[name]) is not int or meta[name] < least:
+                raise ValueError(
+                    f"{name} is {meta[name]!r}, it must be a whole number of {least} or more"
+                )
+        if meta["rank"] != rank:
+            raise ValueError(f"it describes process {meta['rank']!r}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged or foreign: {error!r}{_before(place)}") from error
     return cast(Meta, meta)
@@ -187,19 +224,19 @@ def read_meta(place: Path, rank: int) -> Meta:
 def read(place: Path, rank: int) -> tuple[Meta, dict[str, Any]]:
     """What one process saved, on the CPU. Nothing in the file is run, whoever wrote it."""
     meta, file = read_meta(place, rank), _file(place, rank, "pt")
-    if not file.is_file():
-        raise CheckpointError(f"{place} is incomplete: {file.name} is missing")
-    if _sha256(meta, file) != meta.get("sha256"):
-        raise CheckpointError(
-            f"{file} or its .json is damaged: the checksum is another one{_before(place)}"
-        )
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError) as error:
-        raise CheckpointError(
-            f"{file} is not a checkpoint: it holds more than tensors, numbers and text, or is "
-            f"malformed; nothing of it was run. torch says: {reason(error)}"
-        ) from error
+    with _open(file) as opened:
+        if _sha256(meta, opened) != meta.get("sha256"):
+            raise CheckpointError(
+                f"{file} or its .json is damaged: the checksum is another one{_before(place)}"
+            )
+        opened.seek(0)
+        try:
+            content = torch.load(opened, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError) as error:
+            raise CheckpointError(
+                f"{file} is not a checkpoint: it holds more than tensors, numbers and text, or is "
+                f"malformed; nothing of it was run. torch says: {reason(error)}"
+            ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} is not a checkpoint: it holds a {type(content).__name__}")
     return meta, content

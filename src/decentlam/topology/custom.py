@@ -50,11 +50,17 @@ def from_edges(
     [0, 2]
     """
     n = check_num_nodes(n, "from_edges")
-    if weights not in WEIGHT_RULES:
+    if not isinstance(weights, str) or weights not in WEIGHT_RULES:
         raise ValueError(
             f"unknown weight rule {weights!r}; choose from {', '.join(sorted(WEIGHT_RULES))}"
         )
-    pairs = [tuple(edge) for edge in edges]
+    try:
+        pairs = [tuple(edge) for edge in edges]
+    except TypeError:
+        raise TypeError(
+            f"from_edges: edges must be pairs of node numbers, such as [(0, 1), (1, 2)], "
+            f"got {edges!r}"
+        ) from None
     for edge in pairs:
         if len(edge) != 2 or not all(isinstance(i, int | np.integer) for i in edge):
             raise ValueError(f"an edge is a pair of node numbers, got {edge!r}")
