@@ -20,7 +20,7 @@ from decentlam.checkpoint import directory, save_checkpoint
 from decentlam.network import heartbeat as watching
 from decentlam.network.heartbeat import Heartbeat as Watch
 from decentlam.network.network import connect
-from tests.helpers.processes import HANG_SECONDS, message_of, run_processes
+from tests.helpers.processes import HANG_SECONDS, message_of, run_processes, warnings_of
 from tests.helpers.quadratic import quadratic_loss, start, train
 
 # With a real store and no other process ---------------------------------------------------------
@@ -128,6 +128,43 @@ def test_a_process_that_ends_without_a_word_is_lost_at_once(watch: Watch) -> Non
     assert watch.interruption is not None and "it has ended" in watch.interruption.text
 
 
+BAD = [b"not json", b"\xff", b"", b"7", b"[" * 100_000, b"{}", b'{"text": 1, "lost": 2}']
+BAD_BEATS = [
+    {"pid": "1"}, {"pid": 1 << 40}, {"pid": -1}, {"host": None}, {"machine": 3}, {"count": "x"},
+    {"left": "no"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_a_value_that_nobody_of_the_run_wrote_is_named_once_and_ignored(
+    watch: Watch, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("trouble/0", "beat/0"):
+        watch.calls.call(lambda store, key=key: store.set(key, value), HANG_SECONDS)
+    assert wait_for(lambda: len(caplog.messages) == 2)
+    say(watch, 2)  # and is silent from here on
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and watch.interruption.lost == (2,)
+    assert sorted(m.partition(" = ")[0].split()[-1] for m in caplog.messages) == [
+        "beat/0",
+        "trouble/0",
+    ]
+    kept = watch.calls.call(lambda store: store.get("trouble/0"), HANG_SECONDS)
+    assert "process 2" in json.loads(kept)["text"]  # the others name the same
+
+
+@pytest.mark.parametrize("facts", BAD_BEATS, ids=str)
+def test_a_heartbeat_of_wrong_types_is_ignored(
+    watch: Watch, facts: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = watch._facts["machine"]
+    say(watch, 0, **{"machine": machine, "net": machine, **facts})
+    say(watch, 2)
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and watch.interruption.lost == (2,)
+    assert ["beat/0" in message for message in caplog.messages] == [True]
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_store_that_goes_with_process_0_fails_nobody_if_that_left_in_order(
     in_order: bool, patient_with_the_store: None
@@ -173,6 +210,31 @@ def test_nothing_stays_open(patient_with_the_store: None) -> None:
 
 
 VICTIM = 2
+
+
+def spoil_the_store() -> tuple[str, list[str]]:
+    """Somebody writes to the store what makes no sense; then process 2 dies: error, and log."""
+    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
+    with warnings_of(watching.__name__) as said:
+        train(optimizer, model, node, range(2))
+        store = dist.distributed_c10d._get_default_store()
+        store.set("trouble/0", "not json")
+        store.set("beat/0", "[1]")  # which process 0 soon writes anew
+        dist.barrier()
+        time.sleep(2.0)
+        if node == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        error = message_of(lambda: train(optimizer, model, node, range(2, 20)))
+    return error, said
+
+
+def test_a_death_is_noticed_although_somebody_spoiled_the_store() -> None:
+    results = run_processes(spoil_the_store, 3, seconds=100)
+    assert results[VICTIM] == -signal.SIGKILL
+    for error, said in results[:VICTIM]:
+        assert "process 2 (pid " in error and "died or stopped" in error, error
+        assert sum("trouble/0 = b'not json'" in line for line in said) == 1, said
+        assert len(said) <= 2, said
 
 
 NEVER = 1e4  # seconds of a timeout that cannot be the cause

@@ -23,13 +23,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ from decentlam.errors import ExchangeError
 from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, address_of
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 USUAL_SECONDS = 10.0
 _BEATS = 8  # within the limit
@@ -51,6 +52,7 @@ _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen 
 _TAG = (1 << 13) - 1  # of a message that nobody sends
 _GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
 _LET_GO_SECONDS = 0.05
+_PIDS = 1 << 31  # there are no more
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Heartbeat:
         self.waits_for_nccl = False  # which nobody can interrupt
         self._seen: dict[int, _Seen] = {}
         self._heard: set[int] = set()  # who has beaten in this store
+        self._ignored: set[str] = set()  # keys with a value that makes no sense
         self.host = 0  # whose process the store is in, perhaps
         self.moves = False  # whether the store may be exchanged for another
         self.store_error: StoreError | None = None  # why the store is of no use any more
@@ -221,7 +224,7 @@ class Heartbeat:
         deadline = time.monotonic() + min(self.limit, _READ_SECONDS)
         while self.me == self.host and time.monotonic() < deadline:
             others = [m for m in list(self._seen) if m not in self._lost]
-            beats = self.calls.call(partial(_beats, members=others), 1.0)
+            beats = self.calls.call(partial(self._beats, members=others), 1.0)
             behind = [
                 m
                 for m, beat in beats.items()
@@ -310,11 +313,33 @@ class Heartbeat:
             generation, others = self.generation, [m for m in self.members if m != self.me]
         self._beat(store)
         there = [m for m in others if m in heard or store.check([f"beat/{m}"])]
-        beats = _beats(store, there)
+        beats = self._beats(store, there)
         heard.update(beats)
         key = f"trouble/{generation}"  # after the beats: who left because of it had written it down
-        interruption = _read_interruption(store.get(key)) if store.check([key]) else None
+        interruption = None
+        if store.check([key]):
+            interruption = self._known_value(key, store.get(key), _read_interruption)
         return generation, beats, interruption
+
+    def _beats(self, store: Any, members: Sequence[int]) -> dict[int, dict[str, Any]]:
+        keys = [f"beat/{m}" for m in members]
+        values = store.multi_get(keys) if keys else []
+        beats = [self._known_value(k, v, _read_beat) for k, v in zip(keys, values, strict=True)]
+        return {m: beat for m, beat in zip(members, beats, strict=True) if beat is not None}
+
+    def _known_value(self, key: str, value: bytes, read: Callable[[bytes], T | None]) -> T | None:
+        """One bad value must not end the watch: it counts as none at all."""
+        found = read(value)
+        if found is None and key not in self._ignored:
+            self._ignored.add(key)
+            log.error(
+                "the rendezvous store has %s = %.80r, which no process of this run wrote; it is "
+                "ignored. Only processes of the run should reach the store: does another run or "
+                "program use its port?",
+                key,
+                value,
+            )
+        return found
 
     def _judge(
         self,
@@ -439,20 +464,45 @@ def close_connections(group: dist.ProcessGroup) -> None:
                 group.recv([torch.empty(1)], rank, _TAG).wait(timedelta(milliseconds=1))
 
 
-def _beats(store: Any, members: Sequence[int]) -> dict[int, dict[str, Any]]:
-    values = store.multi_get([f"beat/{m}" for m in members]) if members else []
-    return {m: json.loads(value) for m, value in zip(members, values, strict=True)}
-
-
 def _declare(store: Any, generation: int, interruption: Interruption) -> Interruption:
     """Of several who find out, the first to write decides."""
+    key = f"trouble/{generation}"
     text = json.dumps({"text": interruption.text, "lost": interruption.lost})
-    return _read_interruption(store.compare_set(f"trouble/{generation}", "", text))
+    kept = store.compare_set(key, "", text)
+    first = _read_interruption(kept)
+    if first is None:  # nobody of this library wrote it
+        first = _read_interruption(store.compare_set(key, kept, text))
+    return first or interruption
 
 
-def _read_interruption(text: bytes) -> Interruption:
-    found = json.loads(text)
-    return Interruption(found["text"], tuple(found["lost"]))
+def _read_interruption(text: bytes) -> Interruption | None:
+    """None: it is not one."""
+    match _read_json(text):
+        case {"text": str(text), "lost": [*lost]} if all(type(m) is int for m in lost):
+            return Interruption(text, tuple(lost))
+    return None
+
+
+def _read_beat(text: bytes) -> dict[str, Any] | None:
+    """None: it is not a heartbeat."""
+    match beat := _read_json(text):
+        case {
+            "pid": int(pid),
+            "host": str(),
+            "machine": None | [str(), str()],
+            "net": None | [str(), str()],
+            "count": int(),
+            "left": bool(),
+        } if 0 < pid < _PIDS:
+            return beat
+    return None
+
+
+def _read_json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_stopped(pid: int) -> bool:
