@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import random
 import shutil
 import signal
 import socket
@@ -28,7 +26,16 @@ from decentlam.network import heartbeat as watch
 from decentlam.network import network
 from tests.helpers.processes import HANG_SECONDS
 from tests.helpers.quadratic import Quadratic
-from tests.helpers.scripts import JOIN, assert_trained, environment, finish, fork, start, training
+from tests.helpers.scripts import (
+    JOIN,
+    assert_trained,
+    environment,
+    finish,
+    fork,
+    free_port,
+    start,
+    training,
+)
 
 # By any launcher --------------------------------------------------------------------------------
 
@@ -62,14 +69,6 @@ BY_HAND = {
 
 def join_group() -> None:
     exec(JOIN)
-
-
-def free_port() -> int:
-    """Below those that the system gives to whoever connects: nobody takes it meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 20_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 @pytest.mark.parametrize("launcher", BY_HAND)

@@ -22,6 +22,7 @@ from decentlam.network.heartbeat import Heartbeat as Watch
 from decentlam.network.network import connect
 from tests.helpers.processes import HANG_SECONDS, message_of, run_processes, warnings_of
 from tests.helpers.quadratic import quadratic_loss, start, train
+from tests.helpers.scripts import fork, free_port
 
 # With a real store and no other process ---------------------------------------------------------
 
@@ -235,6 +236,49 @@ def test_a_death_is_noticed_although_somebody_spoiled_the_store() -> None:
         assert "process 2 (pid " in error and "died or stopped" in error, error
         assert sum("trouble/0 = b'not json'" in line for line in said) == 1, said
         assert len(said) <= 2, said
+
+
+def train_until_an_error(heartbeat_seconds: float) -> None:
+    decentlam.init("gloo")
+    node, model, optimizer = start(
+        dist.group.WORLD, "decentlam", heartbeat_seconds=heartbeat_seconds
+    )
+    train(optimizer, model, node, range(2))
+    print("trains", flush=True)
+    print(message_of(lambda: train(optimizer, model, node, range(2, 10**9))), flush=True)
+    decentlam.leave()
+
+
+@pytest.mark.parametrize(
+    ("how", "limit", "words"),
+    [
+        *[(signal.SIGKILL, 60.0, "died or stopped: it has ended")] * 3,  # whoever notices first
+        (signal.SIGSTOP, 5.0, "died or stopped: the rendezvous store did not answer within 5 s"),
+    ],
+)
+def test_process_0_is_named_although_the_store_goes_with_it(
+    how: signal.Signals, limit: float, words: str, tmp_path: Path
+) -> None:
+    outs = [tmp_path / str(rank) for rank in range(3)]
+    port = str(free_port())
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        fork(train_until_an_error, out, limit, RANK=str(rank), **place)
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        assert wait_for(lambda: all(o.exists() and "trains" in o.read_text() for o in outs))
+        pid = processes[0].pid
+        assert pid is not None
+        os.kill(pid, how)
+        for process, out in zip(processes[1:], outs[1:], strict=True):
+            process.join(HANG_SECONDS)
+            assert f"process 0 (pid {pid} on " in out.read_text(), out.read_text()
+            assert words in out.read_text(), out.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 NEVER = 1e4  # seconds of a timeout that cannot be the cause

@@ -255,16 +255,22 @@ class Heartbeat:
                 last, gone = self._look_round(last, calls, heard), 0
             except StoreGoneError as error:
                 gone += 1
-                if calls is self.calls and gone >= _GONE and self.host not in self.left:
+                self._sleep(self._interval / 2)  # or until the end of its process is seen
+                host = self._seen.get(self.host)
+                dead = host is not None and host.ended
+                if calls is self.calls and self.host not in self.left and (dead or gone >= _GONE):
                     self.store_error = error  # its process did not end in order
-                    self._stop_waiting(Interruption(f"{error}. Perhaps its process has died"))
-                time.sleep(self._interval / 2)
+                    text = f"{error}. Perhaps its process has died"
+                    if dead:
+                        text = f"{self.name(self.host)} died or stopped: it has ended, and {error}"
+                    self._stop_waiting(Interruption(text))
             except StoreError as error:
                 if calls is self.calls and not self._stopped:
                     self.store_error = error
-                    self._stop_waiting(
-                        Interruption(f"{error}. Perhaps this process itself was cut off")
-                    )
+                    text = f"{error}. Perhaps this process itself was cut off"
+                    if self._host_is_stopped():
+                        text = f"{self.name(self.host)} died or stopped: {error}"
+                    self._stop_waiting(Interruption(text))
                 time.sleep(0.0 if self._stopped else self._interval)
             except Exception:  # whatever it is, the others must go on hearing this process
                 log.exception("the heartbeat could not look at the others")
@@ -278,22 +284,35 @@ class Heartbeat:
 
     def _look_round(self, last: float, calls: StoreCalls, heard: set[int]) -> float:
         """Beats, judges the others, sleeps; when it was."""
-        reading = calls.call(partial(self._exchange, heard), _STORE_LIMITS * self.limit)
+        exchange = partial(self._exchange, heard)
+        try:
+            reading = calls.call(exchange, self.limit)
+        except StoreGoneError:
+            raise
+        except StoreError:
+            if self._host_is_stopped():
+                raise
+            reading = calls.call(exchange, (_STORE_LIMITS - 1) * self.limit)
         now = time.monotonic()
         if calls is self.calls:
             self.store_error = None
         self._judge(*reading, now, stalled=now - last > self.limit / 2)
-        self._sleep()
+        self._sleep(self._interval)
         return now
 
-    def _sleep(self) -> None:
+    def _host_is_stopped(self) -> bool:
+        """Whether the process that may have the store is seen, on this machine, to be frozen."""
+        host = self._seen.get(self.host)
+        return host is not None and host.pidfd is not None and _is_stopped(host.beat["pid"])
+
+    def _sleep(self, seconds: float) -> None:
         """Until the next beat, or until a process of this machine ends."""
         waited = select.poll()
         waited.register(self._wake[0], select.POLLIN)
         watched = {seen.pidfd: seen for seen in self._seen.values() if seen.pidfd is not None}
         for pidfd in watched:
             waited.register(pidfd, select.POLLIN)
-        for descriptor, _ in waited.poll(1e3 * self._interval):
+        for descriptor, _ in waited.poll(1e3 * seconds):
             if descriptor == self._wake[0]:
                 os.read(descriptor, 4096)
             else:
@@ -478,8 +497,8 @@ def _declare(store: Any, generation: int, interruption: Interruption) -> Interru
 def _read_interruption(text: bytes) -> Interruption | None:
     """None: it is not one."""
     match _read_json(text):
-        case {"text": str(text), "lost": [*lost]} if all(type(m) is int for m in lost):
-            return Interruption(text, tuple(lost))
+        case {"text": str(why), "lost": [*lost]} if all(type(m) is int for m in lost):
+            return Interruption(why, tuple(lost))
     return None
 
 
