@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,6 +235,87 @@ def test_a_wrong_interface_is_named(no_launcher: None, monkeypatch: pytest.Monke
     assert not dist.is_initialized()
 
 
+# Somebody dies meanwhile ------------------------------------------------------------------------
+
+
+def die(*arguments: Any, **options: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join_and_die(victim: bool) -> None:
+    """The victim dies when it forms the group, which all others do, too."""
+    if victim:
+        dist.init_process_group = die  # type: ignore[assignment]
+    decentlam.init()
+
+
+def start_some(
+    function: Callable[..., None], ranks: dict[int, tuple[Any, ...]], directory: Path
+) -> dict[int, Any]:
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return {
+        rank: fork(function, directory / str(rank), *arguments, RANK=str(rank), **place)
+        for rank, arguments in ranks.items()
+    }
+
+
+def end(process: Any, out: Path, seconds: float) -> str:
+    process.join(seconds)
+    text = out.read_text()
+    assert process.exitcode == 1, f"exit code {process.exitcode}: {text}"
+    return text
+
+
+SOON = 40.0  # seconds; much less than the waits of init, 60 and 300
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_death_while_the_group_is_formed_is_named_soon(victim: int, tmp_path: Path) -> None:
+    ranks = {rank: (rank == victim,) for rank in range(3)}
+    processes = start_some(join_and_die, ranks, tmp_path)
+    try:
+        for rank in {0, 1, 2} - {victim}:
+            text = end(processes[rank], tmp_path / str(rank), SOON)
+            assert f"process {victim} (pid {processes[victim].pid} on " in text, text
+            assert "LaunchError" in text
+        assert processes[victim].exitcode == -signal.SIGKILL
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+@pytest.mark.parametrize(("victim", "survivor"), [(0, 2), (2, 0)])
+def test_a_death_while_another_has_not_come_is_named_soon(
+    victim: int, survivor: int, tmp_path: Path
+) -> None:
+    """Process 1 never comes; the two others wait for it."""
+    processes = start_some(wait_for_the_last, {victim: (), survivor: ()}, tmp_path)
+    try:
+        outs = [tmp_path / str(rank) for rank in processes]
+        deadline = time.monotonic() + HANG_SECONDS
+        while not all(out.exists() and "waits" in out.read_text() for out in outs):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        processes[victim].kill()
+        text = end(processes[survivor], tmp_path / str(survivor), SOON)
+        assert f"process {victim} (pid {processes[victim].pid} on " in text, text
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def wait_for_the_last() -> None:
+    """Says so when it knows of another process."""
+
+    def look() -> None:
+        while watch._current is None or not watch._current._seen:
+            time.sleep(0.05)
+        print("waits", flush=True)
+
+    threading.Thread(target=look, daemon=True).start()
+    decentlam.init()
+
+
 # GPUs that are not there ------------------------------------------------------------------------
 
 
@@ -292,7 +375,9 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
         for name in ("set_timeout", "watches_default_group"):
             monkeypatch.setattr(watch, name, lambda *arguments: None)
-        quiet = SimpleNamespace(wait_until_all_are_seen=lambda seconds: None)
+        quiet = SimpleNamespace(
+            wait_until_all_are_seen=lambda seconds: None, guard_store=lambda connections: None
+        )
         monkeypatch.setattr(watch, "start", lambda *arguments: quiet)
         do()
         return asked

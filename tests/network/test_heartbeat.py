@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,27 @@ def test_a_heartbeat_of_wrong_types_is_ignored(
     assert wait_for(lambda: watch.interruption is not None)
     assert watch.interruption is not None and watch.interruption.lost == (2,)
     assert ["beat/0" in message for message in caplog.messages] == [True]
+
+
+def test_the_process_of_the_store_does_not_wait_for_who_dies_meanwhile(
+    patient_with_the_store: None,
+) -> None:
+    """The first death ends the script; the second comes while it leaves."""
+    watch = Watch(open_store(), 0, range(3), 0)
+    watch.limit = 60.0
+    others = [subprocess.Popen(["sleep", "3600"]) for _ in range(2)]
+    for member, process in enumerate(others, start=1):
+        say(watch, member, machine=watch._facts["machine"], pid=process.pid)
+    assert wait_for(lambda: len(watch._seen) == 2)
+    others[0].kill()
+    assert wait_for(lambda: watch.interruption is not None)
+    timer = threading.Timer(0.5, others[1].kill)
+    timer.start()
+    begun = time.monotonic()
+    watch.leave()
+    assert time.monotonic() - begun < watching._READ_SECONDS / 2
+    for process in others:
+        process.wait()
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -95,6 +95,7 @@ class Heartbeat:
         }
         self._count = 0
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+        self._connections: list[socket.socket] = []  # of torch to the store, while a group forms
         self.waits_for_nccl = False  # which nobody can interrupt
         self._seen: dict[int, _Seen] = {}
         self._heard: set[int] = set()  # who has beaten in this store
@@ -106,6 +107,7 @@ class Heartbeat:
         self._concerned: set[int] = set()  # whose loss matters here; empty: everyone's
         self._lock = threading.Lock()
         self.interrupted_at = 0.0
+        self._leaves = False  # this process ends in order
         self._wake, self._stopped, self._closed = os.pipe(), False, False
         self.follow(members, generation)
         self.calls.call(self._beat, _FIRST_SECONDS)  # others may look for it from here on
@@ -157,6 +159,21 @@ class Heartbeat:
                 if self.interruption is not None:  # it came while the group was formed
                     close_connections(group)
 
+    def guard_store(self, connections: Sequence[socket.socket]) -> None:
+        """These are shut down when somebody is lost before the first group is there."""
+        with self._lock:
+            before, self._connections = self._connections, list(connections)
+        for connection in before:
+            connection.close()
+        if self.interruption is not None:
+            self._leave_store()
+
+    def _leave_store(self) -> None:
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     @property
     def lost(self) -> dict[int, str]:
         """Members that are gone, and how that was seen."""
@@ -199,6 +216,8 @@ class Heartbeat:
         if self._lost:
             gone = "; ".join(f"{self.name(m)}: {how}" for m, how in self.lost.items())
             raise ExchangeError(f"lost before the run began: {gone}")
+        if self.interruption is not None:  # the store is gone
+            raise ExchangeError(f"before the run began: {self.interruption.text}")
 
     def name(self, member: int) -> str:
         """A process, as a user would look for it."""
@@ -208,11 +227,12 @@ class Heartbeat:
 
     def leave(self) -> None:
         """This process ends in order: nobody should call it lost."""
-        if not self._stopped:
-            self._stopped = True
+        if not self._leaves:
+            self._leaves = True
             with contextlib.suppress(ExchangeError):
-                self.calls.call(lambda store: self._beat(store, left=True), 1.0)
-                self._let_others_read()
+                self.calls.call(self._beat, 1.0)
+                self._let_others_read()  # meanwhile the thread sees who is lost
+            self._stopped = True
             self.calls.close()
             self._wake_up()
             self._thread.join(_END_SECONDS)
@@ -223,7 +243,8 @@ class Heartbeat:
         first: dict[int, int] = {}
         deadline = time.monotonic() + min(self.limit, _READ_SECONDS)
         while self.me == self.host and time.monotonic() < deadline:
-            others = [m for m in list(self._seen) if m not in self._lost]
+            gone = {*self._lost, *(self.interruption.lost if self.interruption else ())}
+            others = [m for m, seen in list(self._seen.items()) if not (m in gone or seen.ended)]
             beats = self.calls.call(partial(self._beats, members=others), 1.0)
             behind = [
                 m
@@ -318,11 +339,10 @@ class Heartbeat:
             else:
                 watched[descriptor].end()
 
-    def _beat(self, store: Any, left: bool = False) -> None:
+    def _beat(self, store: Any) -> None:
         self._count += 1
-        store.set(
-            f"beat/{self.me}", json.dumps({**self._facts, "count": self._count, "left": left})
-        )
+        beat = {**self._facts, "count": self._count, "left": self._leaves}
+        store.set(f"beat/{self.me}", json.dumps(beat))
 
     def _exchange(
         self, heard: set[int], store: Any
@@ -424,6 +444,7 @@ class Heartbeat:
             self._known.set()
             with self._lock:
                 groups = list(self._groups)
+            self._leave_store()
             for group in groups:
                 close_connections(group)
             if self.waits_for_nccl:  # there may be no error that could tell
@@ -581,6 +602,7 @@ def watches_default_group(watch: Heartbeat) -> None:
     assert dist.group.WORLD is not None
     _watched = weakref.ref(dist.group.WORLD)
     watch.guard(dist.group.WORLD)
+    watch.guard_store([])
 
 
 @atexit.register
