@@ -235,6 +235,32 @@ def test_a_wrong_interface_is_named(no_launcher: None, monkeypatch: pytest.Monke
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_store_of_process_0_listens_at_master_addr_only(host: str, tmp_path: Path) -> None:
+    port = free_port()
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    process = fork(join_group, tmp_path / "0", **place)
+    try:
+        deadline = time.monotonic() + HANG_SECONDS
+        while not (listening := listeners(port)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert listening == ["0100007F"]  # 127.0.0.1
+    finally:
+        process.kill()
+        process.join()
+
+
+def listeners(port: int) -> list[str]:
+    """The addresses, as Linux writes them, at which this machine listens on a port."""
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [row[1][:-5] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+
+
 # Somebody dies meanwhile ------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from decentlam.elastic.membership import Membership
 from decentlam.errors import LaunchError, RunOverError
 from decentlam.launch.environment import (
     LAUNCHED,
+    LOOPBACK,
     LaunchedProcess,
     in_batch_script,
     launched_process,
@@ -28,7 +29,7 @@ from decentlam.launch.environment import (
 )
 from decentlam.network import heartbeat
 from decentlam.network.network import can_form_lazily, exchange_errors
-from decentlam.network.store import ask, connections_of, within
+from decentlam.network.store import ask, connections_of, open_store, within
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,9 @@ def _store(process: LaunchedProcess, wait: float) -> dist.Store:
     where = f"env://?rank={process.rank}&world_size={size}"
 
     def rendezvous() -> dist.Store:
-        store: dist.Store
+        store: dist.Store | None = _own_store(process, wait)
+        if store is not None:
+            return store
         store, *_ = next(iter(dist.rendezvous(where, timeout=timedelta(seconds=wait))))
         return store
 
@@ -132,6 +135,25 @@ def _store(process: LaunchedProcess, wait: float) -> dist.Store:
     # torchrun's store still has what the processes said before it started them again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return store if attempt == "0" else dist.PrefixStore(f"attempt {attempt}", store)
+
+
+def _own_store(process: LaunchedProcess, wait: float) -> dist.Store | None:
+    """Process 0's, at MASTER_ADDR only: torch's listens on all interfaces. None: torch opens it.
+
+    A host's name may stand for another address on other hosts, and MASTER_ADDR for one that only
+    leads here.
+    """
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if process.rank != 0 or by_launcher or not _HAS_HEARTBEAT:
+        return None
+    try:
+        address = ipaddress.ip_address(LOOPBACK if host == "localhost" else host)
+        store = open_store(str(address), int(port))
+    except (ValueError, OSError):  # a name; not of this machine, or in use, as torch will say
+        return None
+    store.set_timeout(timedelta(seconds=wait))
+    return store
 
 
 def _enter(process: LaunchedProcess, host: str, timeout_seconds: float, wait: float) -> None:
