@@ -7,8 +7,11 @@ processes of the fork server, which have torch already: seconds less for each.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import runpy
+import socket
 import subprocess
 import sys
 import time
@@ -161,6 +164,14 @@ def assert_trained(directory: Path, nodes: int) -> None:
         count, x = torch.load(directory / f"{rank}.pt", weights_only=True)
         assert count == nodes
         torch.testing.assert_close(x, expected[rank], rtol=0, atol=1e-12)
+
+
+def free_port() -> int:
+    """Below those that the system gives to whoever connects: nobody takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def alive(pid: int | str) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,16 @@ from decentlam.network import heartbeat as watch
 from decentlam.network import network
 from tests.helpers.processes import HANG_SECONDS
 from tests.helpers.quadratic import Quadratic
-from tests.helpers.scripts import JOIN, assert_trained, environment, finish, fork, start, training
+from tests.helpers.scripts import (
+    JOIN,
+    assert_trained,
+    environment,
+    finish,
+    fork,
+    free_port,
+    start,
+    training,
+)
 
 # By any launcher --------------------------------------------------------------------------------
 
@@ -62,14 +71,6 @@ BY_HAND = {
 
 def join_group() -> None:
     exec(JOIN)
-
-
-def free_port() -> int:
-    """Below those that the system gives to whoever connects: nobody takes it meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 20_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 @pytest.mark.parametrize("launcher", BY_HAND)
@@ -234,6 +235,113 @@ def test_a_wrong_interface_is_named(no_launcher: None, monkeypatch: pytest.Monke
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_store_of_process_0_listens_at_master_addr_only(host: str, tmp_path: Path) -> None:
+    port = free_port()
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    process = fork(join_group, tmp_path / "0", **place)
+    try:
+        deadline = time.monotonic() + HANG_SECONDS
+        while not (listening := listeners(port)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert listening == ["0100007F"]  # 127.0.0.1
+    finally:
+        process.kill()
+        process.join()
+
+
+def listeners(port: int) -> list[str]:
+    """The addresses, as Linux writes them, at which this machine listens on a port."""
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [row[1][:-5] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+
+
+# Somebody dies meanwhile ------------------------------------------------------------------------
+
+
+def die(*arguments: Any, **options: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join_and_die(victim: bool) -> None:
+    """The victim dies when it forms the group, which all others do, too."""
+    if victim:
+        dist.init_process_group = die  # type: ignore[assignment]
+    decentlam.init()
+
+
+def start_some(
+    function: Callable[..., None], ranks: dict[int, tuple[Any, ...]], directory: Path
+) -> dict[int, Any]:
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return {
+        rank: fork(function, directory / str(rank), *arguments, RANK=str(rank), **place)
+        for rank, arguments in ranks.items()
+    }
+
+
+def end(process: Any, out: Path, seconds: float) -> str:
+    process.join(seconds)
+    text = out.read_text()
+    assert process.exitcode == 1, f"exit code {process.exitcode}: {text}"
+    return text
+
+
+SOON = 40.0  # seconds; much less than the waits of init, 60 and 300
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_death_while_the_group_is_formed_is_named_soon(victim: int, tmp_path: Path) -> None:
+    ranks = {rank: (rank == victim,) for rank in range(3)}
+    processes = start_some(join_and_die, ranks, tmp_path)
+    try:
+        for rank in {0, 1, 2} - {victim}:
+            text = end(processes[rank], tmp_path / str(rank), SOON)
+            assert f"process {victim} (pid {processes[victim].pid} on " in text, text
+            assert "LaunchError" in text
+        assert processes[victim].exitcode == -signal.SIGKILL
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+@pytest.mark.parametrize(("victim", "survivor"), [(0, 2), (2, 0)])
+def test_a_death_while_another_has_not_come_is_named_soon(
+    victim: int, survivor: int, tmp_path: Path
+) -> None:
+    """Process 1 never comes; the two others wait for it."""
+    processes = start_some(wait_for_the_last, {victim: (), survivor: ()}, tmp_path)
+    try:
+        outs = [tmp_path / str(rank) for rank in processes]
+        deadline = time.monotonic() + HANG_SECONDS
+        while not all(out.exists() and "waits" in out.read_text() for out in outs):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        processes[victim].kill()
+        text = end(processes[survivor], tmp_path / str(survivor), SOON)
+        assert f"process {victim} (pid {processes[victim].pid} on " in text, text
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def wait_for_the_last() -> None:
+    """Says so when it knows of another process."""
+
+    def look() -> None:
+        while watch._current is None or not watch._current._seen:
+            time.sleep(0.05)
+        print("waits", flush=True)
+
+    threading.Thread(target=look, daemon=True).start()
+    decentlam.init()
+
+
 # GPUs that are not there ------------------------------------------------------------------------
 
 
@@ -293,7 +401,9 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
         for name in ("set_timeout", "watches_default_group"):
             monkeypatch.setattr(watch, name, lambda *arguments: None)
-        quiet = SimpleNamespace(wait_until_all_are_seen=lambda seconds: None)
+        quiet = SimpleNamespace(
+            wait_until_all_are_seen=lambda seconds: None, guard_store=lambda connections: None
+        )
         monkeypatch.setattr(watch, "start", lambda *arguments: quiet)
         do()
         return asked

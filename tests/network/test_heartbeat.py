@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +21,9 @@ from decentlam.checkpoint import directory, save_checkpoint
 from decentlam.network import heartbeat as watching
 from decentlam.network.heartbeat import Heartbeat as Watch
 from decentlam.network.network import connect
-from tests.helpers.processes import HANG_SECONDS, message_of, run_processes
+from tests.helpers.processes import HANG_SECONDS, message_of, run_processes, warnings_of
 from tests.helpers.quadratic import quadratic_loss, start, train
+from tests.helpers.scripts import fork, free_port
 
 # With a real store and no other process ---------------------------------------------------------
 
@@ -128,6 +130,64 @@ def test_a_process_that_ends_without_a_word_is_lost_at_once(watch: Watch) -> Non
     assert watch.interruption is not None and "it has ended" in watch.interruption.text
 
 
+BAD = [b"not json", b"\xff", b"", b"7", b"[" * 100_000, b"{}", b'{"text": 1, "lost": 2}']
+BAD_BEATS = [
+    {"pid": "1"}, {"pid": 1 << 40}, {"pid": -1}, {"host": None}, {"machine": 3}, {"count": "x"},
+    {"left": "no"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_a_value_that_nobody_of_the_run_wrote_is_named_once_and_ignored(
+    watch: Watch, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("trouble/0", "beat/0"):
+        watch.calls.call(lambda store, key=key: store.set(key, value), HANG_SECONDS)
+    assert wait_for(lambda: len(caplog.messages) == 2)
+    say(watch, 2)  # and is silent from here on
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and watch.interruption.lost == (2,)
+    assert sorted(m.partition(" = ")[0].split()[-1] for m in caplog.messages) == [
+        "beat/0",
+        "trouble/0",
+    ]
+    kept = watch.calls.call(lambda store: store.get("trouble/0"), HANG_SECONDS)
+    assert "process 2" in json.loads(kept)["text"]  # the others name the same
+
+
+@pytest.mark.parametrize("facts", BAD_BEATS, ids=str)
+def test_a_heartbeat_of_wrong_types_is_ignored(
+    watch: Watch, facts: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = watch._facts["machine"]
+    say(watch, 0, **{"machine": machine, "net": machine, **facts})
+    say(watch, 2)
+    assert wait_for(lambda: watch.interruption is not None)
+    assert watch.interruption is not None and watch.interruption.lost == (2,)
+    assert ["beat/0" in message for message in caplog.messages] == [True]
+
+
+def test_the_process_of_the_store_does_not_wait_for_who_dies_meanwhile(
+    patient_with_the_store: None,
+) -> None:
+    """The first death ends the script; the second comes while it leaves."""
+    watch = Watch(open_store(), 0, range(3), 0)
+    watch.limit = 60.0
+    others = [subprocess.Popen(["sleep", "3600"]) for _ in range(2)]
+    for member, process in enumerate(others, start=1):
+        say(watch, member, machine=watch._facts["machine"], pid=process.pid)
+    assert wait_for(lambda: len(watch._seen) == 2)
+    others[0].kill()
+    assert wait_for(lambda: watch.interruption is not None)
+    timer = threading.Timer(0.5, others[1].kill)
+    timer.start()
+    begun = time.monotonic()
+    watch.leave()
+    assert time.monotonic() - begun < watching._READ_SECONDS / 2
+    for process in others:
+        process.wait()
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_store_that_goes_with_process_0_fails_nobody_if_that_left_in_order(
     in_order: bool, patient_with_the_store: None
@@ -173,6 +233,74 @@ def test_nothing_stays_open(patient_with_the_store: None) -> None:
 
 
 VICTIM = 2
+
+
+def spoil_the_store() -> tuple[str, list[str]]:
+    """Somebody writes to the store what makes no sense; then process 2 dies: error, and log."""
+    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
+    with warnings_of(watching.__name__) as said:
+        train(optimizer, model, node, range(2))
+        store = dist.distributed_c10d._get_default_store()
+        store.set("trouble/0", "not json")
+        store.set("beat/0", "[1]")  # which process 0 soon writes anew
+        dist.barrier()
+        time.sleep(2.0)
+        if node == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        error = message_of(lambda: train(optimizer, model, node, range(2, 20)))
+    return error, said
+
+
+def test_a_death_is_noticed_although_somebody_spoiled_the_store() -> None:
+    results = run_processes(spoil_the_store, 3, seconds=100)
+    assert results[VICTIM] == -signal.SIGKILL
+    for error, said in results[:VICTIM]:
+        assert "process 2 (pid " in error and "died or stopped" in error, error
+        assert sum("trouble/0 = b'not json'" in line for line in said) == 1, said
+        assert len(said) <= 2, said
+
+
+def train_until_an_error(heartbeat_seconds: float) -> None:
+    decentlam.init("gloo")
+    node, model, optimizer = start(
+        dist.group.WORLD, "decentlam", heartbeat_seconds=heartbeat_seconds
+    )
+    train(optimizer, model, node, range(2))
+    print("trains", flush=True)
+    print(message_of(lambda: train(optimizer, model, node, range(2, 10**9))), flush=True)
+    decentlam.leave()
+
+
+@pytest.mark.parametrize(
+    ("how", "limit", "words"),
+    [
+        *[(signal.SIGKILL, 60.0, "died or stopped: it has ended")] * 3,  # whoever notices first
+        (signal.SIGSTOP, 5.0, "died or stopped: the rendezvous store did not answer within 5 s"),
+    ],
+)
+def test_process_0_is_named_although_the_store_goes_with_it(
+    how: signal.Signals, limit: float, words: str, tmp_path: Path
+) -> None:
+    outs = [tmp_path / str(rank) for rank in range(3)]
+    port = str(free_port())
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        fork(train_until_an_error, out, limit, RANK=str(rank), **place)
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        assert wait_for(lambda: all(o.exists() and "trains" in o.read_text() for o in outs))
+        pid = processes[0].pid
+        assert pid is not None
+        os.kill(pid, how)
+        for process, out in zip(processes[1:], outs[1:], strict=True):
+            process.join(HANG_SECONDS)
+            assert f"process 0 (pid {pid} on " in out.read_text(), out.read_text()
+            assert words in out.read_text(), out.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 NEVER = 1e4  # seconds of a timeout that cannot be the cause

@@ -21,6 +21,7 @@ from decentlam.elastic.membership import Membership
 from decentlam.errors import LaunchError, RunOverError
 from decentlam.launch.environment import (
     LAUNCHED,
+    LOOPBACK,
     LaunchedProcess,
     in_batch_script,
     launched_process,
@@ -28,7 +29,7 @@ from decentlam.launch.environment import (
 )
 from decentlam.network import heartbeat
 from decentlam.network.network import can_form_lazily, exchange_errors
-from decentlam.network.store import ask, within
+from decentlam.network.store import ask, connections_of, open_store, within
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ _ELSEWHERE = "203.0.113.1"  # reserved for documentation (RFC 5737); nothing is 
 _GRACE_SECONDS = 5.0  # for torch to give up by itself
 _FORM_SECONDS = 60.0  # to connect processes that are all there
 _SIOCGIFADDR = 0x8915
+_HAS_HEARTBEAT = hasattr(dist.Store, "clone")  # torch from 2.7 on
 BOTH = "cpu:gloo,cuda:nccl"  # each tensor travels by what fits the process where it is
 _CURES = {
     "EADDRINUSE": "Set another MASTER_PORT, or end what listens on this one",
@@ -117,10 +119,15 @@ def _join(
 def _store(process: LaunchedProcess, wait: float) -> dist.Store:
     """The launcher's, or the one that process 0 opens. torch's own limit does not hold when the
     link goes down, or whoever listens is stopped, after the connection was made."""
-    where = f"env://?rank={process.rank}&world_size={process.num_processes}"
+    # Told their number, process 0 would wait in torch until all have connected, and notice nobody's
+    # end meanwhile. The heartbeat waits for them instead.
+    size = -1 if _HAS_HEARTBEAT else process.num_processes
+    where = f"env://?rank={process.rank}&world_size={size}"
 
     def rendezvous() -> dist.Store:
-        store: dist.Store
+        store: dist.Store | None = _own_store(process, wait)
+        if store is not None:
+            return store
         store, *_ = next(iter(dist.rendezvous(where, timeout=timedelta(seconds=wait))))
         return store
 
@@ -128,6 +135,25 @@ def _store(process: LaunchedProcess, wait: float) -> dist.Store:
     # torchrun's store still has what the processes said before it started them again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return store if attempt == "0" else dist.PrefixStore(f"attempt {attempt}", store)
+
+
+def _own_store(process: LaunchedProcess, wait: float) -> dist.Store | None:
+    """Process 0's, at MASTER_ADDR only: torch's listens on all interfaces. None: torch opens it.
+
+    A host's name may stand for another address on other hosts, and MASTER_ADDR for one that only
+    leads here.
+    """
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if process.rank != 0 or by_launcher or not _HAS_HEARTBEAT:
+        return None
+    try:
+        address = ipaddress.ip_address(LOOPBACK if host == "localhost" else host)
+        store = open_store(str(address), int(port))
+    except (ValueError, OSError):  # a name; not of this machine, or in use, as torch will say
+        return None
+    store.set_timeout(timedelta(seconds=wait))
+    return store
 
 
 def _enter(process: LaunchedProcess, host: str, timeout_seconds: float, wait: float) -> None:
@@ -181,11 +207,12 @@ def _form(
     """The group of all processes. From the moment that a process has found the store the others
     notice if it is lost."""
     store = _store(process, wait)
-    watching = None
-    if hasattr(store, "clone"):  # torch from 2.7 on
+    watching, connections = None, connections_of(store)
+    if _HAS_HEARTBEAT:
         inner = dist.PrefixStore("decentlam start", store)
         watching = heartbeat.start(inner, process.rank, range(process.num_processes))
         watching.wait_until_all_are_seen(wait)
+        watching.guard_store(connections)  # in which torch waits for all, until its timeout
     backend = backend or _usual_backend(store, device, process)
     if "nccl" in backend:
         assert device is not None

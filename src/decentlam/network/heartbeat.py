@@ -23,13 +23,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ from decentlam.errors import ExchangeError
 from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, address_of
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 USUAL_SECONDS = 10.0
 _BEATS = 8  # within the limit
@@ -51,6 +52,7 @@ _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen 
 _TAG = (1 << 13) - 1  # of a message that nobody sends
 _GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
 _LET_GO_SECONDS = 0.05
+_PIDS = 1 << 31  # there are no more
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,11 @@ class Heartbeat:
         }
         self._count = 0
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+        self._connections: list[socket.socket] = []  # of torch to the store, while a group forms
         self.waits_for_nccl = False  # which nobody can interrupt
         self._seen: dict[int, _Seen] = {}
         self._heard: set[int] = set()  # who has beaten in this store
+        self._ignored: set[str] = set()  # keys with a value that makes no sense
         self.host = 0  # whose process the store is in, perhaps
         self.moves = False  # whether the store may be exchanged for another
         self.store_error: StoreError | None = None  # why the store is of no use any more
@@ -103,6 +107,7 @@ class Heartbeat:
         self._concerned: set[int] = set()  # whose loss matters here; empty: everyone's
         self._lock = threading.Lock()
         self.interrupted_at = 0.0
+        self._leaves = False  # this process ends in order
         self._wake, self._stopped, self._closed = os.pipe(), False, False
         self.follow(members, generation)
         self.calls.call(self._beat, _FIRST_SECONDS)  # others may look for it from here on
@@ -154,6 +159,21 @@ class Heartbeat:
                 if self.interruption is not None:  # it came while the group was formed
                     close_connections(group)
 
+    def guard_store(self, connections: Sequence[socket.socket]) -> None:
+        """These are shut down when somebody is lost before the first group is there."""
+        with self._lock:
+            before, self._connections = self._connections, list(connections)
+        for connection in before:
+            connection.close()
+        if self.interruption is not None:
+            self._leave_store()
+
+    def _leave_store(self) -> None:
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     @property
     def lost(self) -> dict[int, str]:
         """Members that are gone, and how that was seen."""
@@ -196,6 +216,8 @@ class Heartbeat:
         if self._lost:
             gone = "; ".join(f"{self.name(m)}: {how}" for m, how in self.lost.items())
             raise ExchangeError(f"lost before the run began: {gone}")
+        if self.interruption is not None:  # the store is gone
+            raise ExchangeError(f"before the run began: {self.interruption.text}")
 
     def name(self, member: int) -> str:
         """A process, as a user would look for it."""
@@ -205,11 +227,12 @@ class Heartbeat:
 
     def leave(self) -> None:
         """This process ends in order: nobody should call it lost."""
-        if not self._stopped:
-            self._stopped = True
+        if not self._leaves:
+            self._leaves = True
             with contextlib.suppress(ExchangeError):
-                self.calls.call(lambda store: self._beat(store, left=True), 1.0)
-                self._let_others_read()
+                self.calls.call(self._beat, 1.0)
+                self._let_others_read()  # meanwhile the thread sees who is lost
+            self._stopped = True
             self.calls.close()
             self._wake_up()
             self._thread.join(_END_SECONDS)
@@ -220,8 +243,9 @@ class Heartbeat:
         first: dict[int, int] = {}
         deadline = time.monotonic() + min(self.limit, _READ_SECONDS)
         while self.me == self.host and time.monotonic() < deadline:
-            others = [m for m in list(self._seen) if m not in self._lost]
-            beats = self.calls.call(partial(_beats, members=others), 1.0)
+            gone = {*self._lost, *(self.interruption.lost if self.interruption else ())}
+            others = [m for m, seen in list(self._seen.items()) if not (m in gone or seen.ended)]
+            beats = self.calls.call(partial(self._beats, members=others), 1.0)
             behind = [
                 m
                 for m, beat in beats.items()
@@ -252,16 +276,22 @@ class Heartbeat:
                 last, gone = self._look_round(last, calls, heard), 0
             except StoreGoneError as error:
                 gone += 1
-                if calls is self.calls and gone >= _GONE and self.host not in self.left:
+                self._sleep(self._interval / 2)  # or until the end of its process is seen
+                host = self._seen.get(self.host)
+                dead = host is not None and host.ended
+                if calls is self.calls and self.host not in self.left and (dead or gone >= _GONE):
                     self.store_error = error  # its process did not end in order
-                    self._stop_waiting(Interruption(f"{error}. Perhaps its process has died"))
-                time.sleep(self._interval / 2)
+                    text = f"{error}. Perhaps its process has died"
+                    if dead:
+                        text = f"{self.name(self.host)} died or stopped: it has ended, and {error}"
+                    self._stop_waiting(Interruption(text))
             except StoreError as error:
                 if calls is self.calls and not self._stopped:
                     self.store_error = error
-                    self._stop_waiting(
-                        Interruption(f"{error}. Perhaps this process itself was cut off")
-                    )
+                    text = f"{error}. Perhaps this process itself was cut off"
+                    if self._host_is_stopped():
+                        text = f"{self.name(self.host)} died or stopped: {error}"
+                    self._stop_waiting(Interruption(text))
                 time.sleep(0.0 if self._stopped else self._interval)
             except Exception:  # whatever it is, the others must go on hearing this process
                 log.exception("the heartbeat could not look at the others")
@@ -275,32 +305,44 @@ class Heartbeat:
 
     def _look_round(self, last: float, calls: StoreCalls, heard: set[int]) -> float:
         """Beats, judges the others, sleeps; when it was."""
-        reading = calls.call(partial(self._exchange, heard), _STORE_LIMITS * self.limit)
+        exchange = partial(self._exchange, heard)
+        try:
+            reading = calls.call(exchange, self.limit)
+        except StoreGoneError:
+            raise
+        except StoreError:
+            if self._host_is_stopped():
+                raise
+            reading = calls.call(exchange, (_STORE_LIMITS - 1) * self.limit)
         now = time.monotonic()
         if calls is self.calls:
             self.store_error = None
         self._judge(*reading, now, stalled=now - last > self.limit / 2)
-        self._sleep()
+        self._sleep(self._interval)
         return now
 
-    def _sleep(self) -> None:
+    def _host_is_stopped(self) -> bool:
+        """Whether the process that may have the store is seen, on this machine, to be frozen."""
+        host = self._seen.get(self.host)
+        return host is not None and host.pidfd is not None and _is_stopped(host.beat["pid"])
+
+    def _sleep(self, seconds: float) -> None:
         """Until the next beat, or until a process of this machine ends."""
         waited = select.poll()
         waited.register(self._wake[0], select.POLLIN)
         watched = {seen.pidfd: seen for seen in self._seen.values() if seen.pidfd is not None}
         for pidfd in watched:
             waited.register(pidfd, select.POLLIN)
-        for descriptor, _ in waited.poll(1e3 * self._interval):
+        for descriptor, _ in waited.poll(1e3 * seconds):
             if descriptor == self._wake[0]:
                 os.read(descriptor, 4096)
             else:
                 watched[descriptor].end()
 
-    def _beat(self, store: Any, left: bool = False) -> None:
+    def _beat(self, store: Any) -> None:
         self._count += 1
-        store.set(
-            f"beat/{self.me}", json.dumps({**self._facts, "count": self._count, "left": left})
-        )
+        beat = {**self._facts, "count": self._count, "left": self._leaves}
+        store.set(f"beat/{self.me}", json.dumps(beat))
 
     def _exchange(
         self, heard: set[int], store: Any
@@ -310,11 +352,33 @@ class Heartbeat:
             generation, others = self.generation, [m for m in self.members if m != self.me]
         self._beat(store)
         there = [m for m in others if m in heard or store.check([f"beat/{m}"])]
-        beats = _beats(store, there)
+        beats = self._beats(store, there)
         heard.update(beats)
         key = f"trouble/{generation}"  # after the beats: who left because of it had written it down
-        interruption = _read_interruption(store.get(key)) if store.check([key]) else None
+        interruption = None
+        if store.check([key]):
+            interruption = self._known_value(key, store.get(key), _read_interruption)
         return generation, beats, interruption
+
+    def _beats(self, store: Any, members: Sequence[int]) -> dict[int, dict[str, Any]]:
+        keys = [f"beat/{m}" for m in members]
+        values = store.multi_get(keys) if keys else []
+        beats = [self._known_value(k, v, _read_beat) for k, v in zip(keys, values, strict=True)]
+        return {m: beat for m, beat in zip(members, beats, strict=True) if beat is not None}
+
+    def _known_value(self, key: str, value: bytes, read: Callable[[bytes], T | None]) -> T | None:
+        """One bad value must not end the watch: it counts as none at all."""
+        found = read(value)
+        if found is None and key not in self._ignored:
+            self._ignored.add(key)
+            log.error(
+                "the rendezvous store has %s = %.80r, which no process of this run wrote; it is "
+                "ignored. Only processes of the run should reach the store: does another run or "
+                "program use its port?",
+                key,
+                value,
+            )
+        return found
 
     def _judge(
         self,
@@ -380,6 +444,7 @@ class Heartbeat:
             self._known.set()
             with self._lock:
                 groups = list(self._groups)
+            self._leave_store()
             for group in groups:
                 close_connections(group)
             if self.waits_for_nccl:  # there may be no error that could tell
@@ -439,20 +504,45 @@ def close_connections(group: dist.ProcessGroup) -> None:
                 group.recv([torch.empty(1)], rank, _TAG).wait(timedelta(milliseconds=1))
 
 
-def _beats(store: Any, members: Sequence[int]) -> dict[int, dict[str, Any]]:
-    values = store.multi_get([f"beat/{m}" for m in members]) if members else []
-    return {m: json.loads(value) for m, value in zip(members, values, strict=True)}
-
-
 def _declare(store: Any, generation: int, interruption: Interruption) -> Interruption:
     """Of several who find out, the first to write decides."""
+    key = f"trouble/{generation}"
     text = json.dumps({"text": interruption.text, "lost": interruption.lost})
-    return _read_interruption(store.compare_set(f"trouble/{generation}", "", text))
+    kept = store.compare_set(key, "", text)
+    first = _read_interruption(kept)
+    if first is None:  # nobody of this library wrote it
+        first = _read_interruption(store.compare_set(key, kept, text))
+    return first or interruption
 
 
-def _read_interruption(text: bytes) -> Interruption:
-    found = json.loads(text)
-    return Interruption(found["text"], tuple(found["lost"]))
+def _read_interruption(text: bytes) -> Interruption | None:
+    """None: it is not one."""
+    match _read_json(text):
+        case {"text": str(why), "lost": [*lost]} if all(type(m) is int for m in lost):
+            return Interruption(why, tuple(lost))
+    return None
+
+
+def _read_beat(text: bytes) -> dict[str, Any] | None:
+    """None: it is not a heartbeat."""
+    match beat := _read_json(text):
+        case {
+            "pid": int(pid),
+            "host": str(),
+            "machine": None | [str(), str()],
+            "net": None | [str(), str()],
+            "count": int(),
+            "left": bool(),
+        } if 0 < pid < _PIDS:
+            return beat
+    return None
+
+
+def _read_json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_stopped(pid: int) -> bool:
@@ -512,6 +602,7 @@ def watches_default_group(watch: Heartbeat) -> None:
     assert dist.group.WORLD is not None
     _watched = weakref.ref(dist.group.WORLD)
     watch.guard(dist.group.WORLD)
+    watch.guard_store([])
 
 
 @atexit.register
