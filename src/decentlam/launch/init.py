@@ -29,7 +29,7 @@ from decentlam.launch.environment import (
 )
 from decentlam.network import heartbeat
 from decentlam.network.network import can_form_lazily, exchange_errors
-from decentlam.network.store import ask, connections_of, open_store, within
+from decentlam.network.store import ask, open_store, within
 
 log = logging.getLogger(__name__)
 
@@ -207,12 +207,11 @@ def _form(
     """The group of all processes. From the moment that a process has found the store the others
     notice if it is lost."""
     store = _store(process, wait)
-    watching, connections = None, connections_of(store)
+    watching = None
     if _HAS_HEARTBEAT:
         inner = dist.PrefixStore("decentlam start", store)
         watching = heartbeat.start(inner, process.rank, range(process.num_processes))
         watching.wait_until_all_are_seen(wait)
-        watching.guard_store(connections)  # in which torch waits for all, until its timeout
     backend = backend or _usual_backend(store, device, process)
     if "nccl" in backend:
         assert device is not None

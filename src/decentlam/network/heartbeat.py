@@ -95,7 +95,6 @@ class Heartbeat:
         }
         self._count = 0
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-        self._connections: list[socket.socket] = []  # of torch to the store, while a group forms
         self.waits_for_nccl = False  # which nobody can interrupt
         self._seen: dict[int, _Seen] = {}
         self._heard: set[int] = set()  # who has beaten in this store
@@ -158,21 +157,6 @@ class Heartbeat:
                     self._groups.add(group)
                 if self.interruption is not None:  # it came while the group was formed
                     close_connections(group)
-
-    def guard_store(self, connections: Sequence[socket.socket]) -> None:
-        """These are shut down when somebody is lost before the first group is there."""
-        with self._lock:
-            before, self._connections = self._connections, list(connections)
-        for connection in before:
-            connection.close()
-        if self.interruption is not None:
-            self._leave_store()
-
-    def _leave_store(self) -> None:
-        with self._lock:
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def lost(self) -> dict[int, str]:
@@ -444,7 +428,6 @@ class Heartbeat:
             self._known.set()
             with self._lock:
                 groups = list(self._groups)
-            self._leave_store()
             for group in groups:
                 close_connections(group)
             if self.waits_for_nccl:  # there may be no error that could tell
@@ -602,7 +585,6 @@ def watches_default_group(watch: Heartbeat) -> None:
     assert dist.group.WORLD is not None
     _watched = weakref.ref(dist.group.WORLD)
     watch.guard(dist.group.WORLD)
-    watch.guard_store([])
 
 
 @atexit.register

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -64,23 +63,6 @@ def address_of(store: dist.Store) -> str | None:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return f"{store.host}:{store.port}" if isinstance(store, dist.TCPStore) else None
-
-
-def connections_of(store: dist.Store) -> list[socket.socket]:
-    """What this process has open to the address of a TCPStore; shut down, it ends every wait there.
-
-    torch keeps its sockets to itself, so that they are looked for; only Linux tells.
-    """
-    port = (address_of(store) or "").rpartition(":")[2]
-    found = []
-    for link in Path("/proc/self/fd").glob("*") if port else ():
-        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
-            if os.readlink(link).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(link.name))) as connection:
-                    is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
-                    if is_ip and str(connection.getpeername()[1]) == port:
-                        found.append(connection.dup())
-    return found
 
 
 def ask(work: Callable[[], T]) -> Future[T]:
