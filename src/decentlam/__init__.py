@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from decentlam.launch.init import init as init
     from decentlam.launch.init import leave as leave
     from decentlam.optim import DSGD as DSGD
+    from decentlam.optim import AdamW as AdamW
     from decentlam.optim import AWCDmSGD as AWCDmSGD
     from decentlam.optim import D2DmSGD as D2DmSGD
     from decentlam.optim import DADmSGD as DADmSGD
     from decentlam.optim import DecentLaM as DecentLaM
     from decentlam.optim import DmSGD as DmSGD
     from decentlam.optim import GTDmSGD as GTDmSGD
+    from decentlam.optim import PmAdamW as PmAdamW
     from decentlam.optim import PmSGD as PmSGD
     from decentlam.optim import QGDmSGD as QGDmSGD
     from decentlam.optim import SlowMo as SlowMo
@@ -73,11 +75,13 @@ _HOME = {
     "Deal": "decentlam.data",
     "DSGD": "decentlam.optim",
     "AWCDmSGD": "decentlam.optim",
+    "AdamW": "decentlam.optim",
     "D2DmSGD": "decentlam.optim",
     "DADmSGD": "decentlam.optim",
     "DecentLaM": "decentlam.optim",
     "DmSGD": "decentlam.optim",
     "GTDmSGD": "decentlam.optim",
+    "PmAdamW": "decentlam.optim",
     "PmSGD": "decentlam.optim",
     "QGDmSGD": "decentlam.optim",
     "SlowMo": "decentlam.optim",

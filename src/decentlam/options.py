@@ -33,7 +33,26 @@ def overlap_named(overlap: str | bool) -> Overlap:
     return cast(Overlap, overlap)
 
 
-class OptimizerOptions(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
+    """`OptimizerOptions` without weight_decay, which AdamW has as an argument of its own."""
+
+    topology: str | Topology
+    overlap: Overlap | bool
+    bucket_bytes: int | None
+    max_grad_norm: float | None
+    nonfinite: NonFinite
+    processes_per_node: int
+    process_group: dist.ProcessGroup | None
+    timeout_seconds: float
+    heartbeat_seconds: float
+    elastic: bool
+    model: nn.Module | None
+    stable: Stable
+    shared_memory: bool
+    message_dtype: torch.dtype | None
+
+
+class OptimizerOptions(CommonOptions, total=False):
     """The keywords that every optimizer takes besides those of its method.
 
     Attributes:
@@ -64,20 +83,6 @@ class OptimizerOptions(TypedDict, total=False):
     """
 
     weight_decay: float
-    topology: str | Topology
-    overlap: Overlap | bool
-    bucket_bytes: int | None
-    max_grad_norm: float | None
-    nonfinite: NonFinite
-    processes_per_node: int
-    process_group: dist.ProcessGroup | None
-    timeout_seconds: float
-    heartbeat_seconds: float
-    elastic: bool
-    model: nn.Module | None
-    stable: Stable
-    shared_memory: bool
-    message_dtype: torch.dtype | None
 
 
 @dataclass(frozen=True)

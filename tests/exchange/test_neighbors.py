@@ -45,7 +45,7 @@ from tests.helpers.quadratic import (
 
 Place = tuple[int, int]  # step and bucket
 STEPS = 6
-AVERAGED = ("pmsgd", "pmsgd-lars")  # exactly, by everyone: no neighbors
+AVERAGED = ("pmsgd", "pmsgd-lars", "pmadamw")  # exactly, by everyone: no neighbors
 PAIRS = "bipartite-random-match"
 # Methods that differ in kind.
 KINDS = ("dmsgd", "awc-dmsgd", "slowmo", "decentlam", "decentlam-steady", "gt-dmsgd")
@@ -364,7 +364,7 @@ def not_finite(method: str, bad: float) -> tuple[str, bool]:
         return said, bool(torch.isfinite(flat(model)).all())
 
 
-SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady")  # what they need; others may be directed
+SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady", "adamw")  # others may be directed
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {}
 for number, method in enumerate(CLASSES):
     CASES[f"{method} ring"] = (4, method, {"overlap": number % 2 == 0})
@@ -604,9 +604,12 @@ MORE: dict[str, dict[str, Any]] = {
 FAKE = [
     *((method, overlap, "") for method in CLASSES for overlap in ("none", "backward")),
     *((method, "backward", "decay") for method in ("dsgd", "decentlam", "pmsgd-lars")),
-    *((method, "backward", "float16") for method in ("dmsgd", "decentlam", "decentlam-steady")),
+    *(
+        (method, "backward", "float16")
+        for method in ("dmsgd", "decentlam", "decentlam-steady", "adamw")
+    ),
     *((method, "backward", "bfloat16") for method in ("awc-dmsgd", "decentlam", "gt-dmsgd")),
-    *((method, "auto", "nodes") for method in (*KINDS, "pmsgd")),
+    *((method, "auto", "nodes") for method in (*KINDS, "pmsgd", "adamw")),
     *((method, "none", "nodes clipped") for method in ("awc-dmsgd", "decentlam")),
     *((method, "backward", "nesterov") for method in ("pmsgd", "slowmo")),
     *((method, "none", "clipped") for method in ("pmsgd", "decentlam")),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import decentlam
 from tests.helpers.processes import HANG_SECONDS, Group
+from tests.helpers.trajectories import ADAM_METHODS
 
 CLASSES = {
     "pmsgd": decentlam.PmSGD,
@@ -25,6 +26,8 @@ CLASSES = {
     "decentlam": decentlam.DecentLaM,
     "decentlam-steady": decentlam.SteadyDecentLaM,
     "gt-dmsgd": decentlam.GTDmSGD,
+    "adamw": decentlam.AdamW,
+    "pmadamw": decentlam.PmAdamW,
 }
 LR, DECAY, MOMENTUM = 0.05, 0.01, 0.6
 SCALE = torch.tensor([0.5, 1.0, 1.5, 0.7, 2.0], dtype=torch.float64)
@@ -97,6 +100,9 @@ def build(
         **hyper,
         **options,
     }
+    if method in ADAM_METHODS:
+        arguments["betas"] = (arguments.pop("momentum"), 0.999)
+        arguments.pop("nesterov", None)
     return CLASSES[method](model.named_parameters(), **arguments)
 
 
@@ -149,6 +155,8 @@ def simulate(
     x0 = torch.cat([p.detach().reshape(-1) for p in trained])
     if method == "slowmo":
         hyper = {"tau": 3, **hyper}
+    if method in ADAM_METHODS:
+        hyper.pop("nesterov", None)
     nodes = decentlam.Nodes(
         method,
         topology,

@@ -47,7 +47,8 @@ NETWORKS: dict[str, tuple[topology.Topology, float]] = {
     "random pairs": (topology.bipartite_random_match(8, seed=3), 0.3),
     "one peer": (topology.one_peer_exponential(8), 0.9),
 }
-MOMENTUM_METHODS = [name for name in ALGORITHMS if name != "dsgd"]
+ADAM_METHODS = ("adamw", "pmadamw")  # tests/algorithms/test_adamw.py has theirs
+MOMENTUM_METHODS = [name for name in ALGORITHMS if name not in ("dsgd", *ADAM_METHODS)]
 
 
 def constant(k: int) -> float:

@@ -46,7 +46,7 @@ from tests.helpers.scripts import run_script
 # Warm-up from zero, two zeros in a row, a jump, and a decay.
 RATES = (0.0, 0.025, 0.05, 0.0, 0.0, 0.05, 0.015)
 STEPS = len(RATES)
-AVERAGED = ("pmsgd", "pmsgd-lars")  # exactly, by everyone: there are no neighbors
+AVERAGED = ("pmsgd", "pmsgd-lars", "pmadamw")  # exactly, by everyone: there are no neighbors
 TOPOLOGIES = ("ring", "bipartite-random-match", "one-peer-exponential")
 # What the exchange is given: processes, processes of a node, and options.
 EXCHANGES: dict[str, tuple[int, int, dict[str, Any]]] = {

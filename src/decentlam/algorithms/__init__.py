@@ -1,4 +1,4 @@
-"""What a node computes: the ten methods of the paper and two of ours, one file each."""
+"""What a node computes: the ten methods of the paper and four of ours, one file each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from decentlam.algorithms.adamw import AdamW as AdamW
 from decentlam.algorithms.awc_dmsgd import AWCDmSGD as AWCDmSGD
 from decentlam.algorithms.base import Algorithm as Algorithm
 from decentlam.algorithms.base import Message as Message
@@ -27,6 +28,7 @@ from decentlam.algorithms.decentlam import DecentLaM as DecentLaM
 from decentlam.algorithms.dmsgd import DmSGD as DmSGD
 from decentlam.algorithms.dsgd import DSGD as DSGD
 from decentlam.algorithms.gt_dmsgd import GTDmSGD as GTDmSGD
+from decentlam.algorithms.pmadamw import PmAdamW as PmAdamW
 from decentlam.algorithms.pmsgd import PmSGD as PmSGD
 from decentlam.algorithms.qg_dmsgd import QGDmSGD as QGDmSGD
 from decentlam.algorithms.slowmo import SlowMo as SlowMo
@@ -46,6 +48,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "decentlam": DecentLaM,
     "decentlam-steady": SteadyDecentLaM,
     "gt-dmsgd": GTDmSGD,
+    "adamw": AdamW,
+    "pmadamw": PmAdamW,
 }
 
 

@@ -48,8 +48,10 @@ class Step:
     lr: float
     lr_ratio: float = 1.0  # lr over that of the step before; see `lr_ratio`
     sync_lr_ratio: float = 1.0  # lr over that of the last step that reached everyone
-    weight_decay: float = 0.0  # already inside g
+    weight_decay: float = 0.0  # already inside g, unless the method decouples it
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
+    skip: bool = False  # g is zero because the gradient was left out
+    gradients: int = 1  # how many were not left out, up to and with this step
 
 
 def lr_ratio(lr: float, previous_lr: float | None) -> float:
@@ -99,6 +101,7 @@ class Algorithm(ABC):
 
     buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
     needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
+    decoupled_decay: ClassVar[bool] = False  # True: g has no weight decay inside; AdamW
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
 
@@ -111,6 +114,15 @@ class Algorithm(ABC):
     def needs_symmetric(self) -> bool:
         """Whether the recursion is only sound with symmetric weights."""
         return False
+
+    @property
+    def averaged_state(self) -> str | None:
+        """The name of a state tensor of positive numbers that is averaged, too, if there is one.
+
+        `message` then returns (payload, its next value). A seventeenth of that travels in each step
+        (see `turns`), and replaces its own part after `update`, which gets the payload's mix alone.
+        """
+        return None
 
     # Whom a step reaches, and with how much -----------------------------------------------------
 
@@ -141,6 +153,10 @@ class Algorithm(ABC):
     def steady(self) -> tuple[Algorithm, ...]:
         """Forms of the method for weights on which it would be unstable."""
         return ()
+
+    def linear(self) -> tuple[Algorithm, float]:
+        """The linear recursion that stability is judged by, and what it multiplies gradients by."""
+        return self, 1.0
 
     def hyper(self) -> dict[str, Any]:
         """The hyper-parameters that a param group may set for itself, by torch.optim's names."""

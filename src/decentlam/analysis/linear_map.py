@@ -45,10 +45,10 @@ class LinearMap:
         center: bool = False,
         shift: int = 0,  # from the steps of the method to those of the weights
     ) -> None:
-        self.algorithm = algorithm
+        self.algorithm, self._gain = algorithm.linear()
         self.nodes, self.groups = topology.num_nodes, groups
         self.members = self.nodes // groups
-        self.names = tuple(algorithm.init(torch.zeros(1, 1, dtype=torch.float64)))
+        self.names = tuple(self.algorithm.init(torch.zeros(1, 1, dtype=torch.float64)))
         self.blocks = 1 + len(self.names)
         self.rows = self.blocks * self.members  # of a group
         self.variants = 1 if curvature is None else curvature.shape[1]
@@ -109,6 +109,7 @@ class LinearMap:
             shape = (self.nodes, self.variants, -1)
             g = torch.addcmul(g.reshape(shape), self._curvature[:, :, None], x.view(shape))
             g = g.view_as(x)
+        g = g if self._gain == 1 else g * self._gain
         here = Step(index=self._start + index, lr=1.0)
         message = self.algorithm.message(x, g, state, here)
         self.algorithm.update(x, g, self._mixed(message, here.index), state, here)

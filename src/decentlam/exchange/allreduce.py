@@ -19,8 +19,8 @@ class AllReduce(Exchange):
     def __init__(self, network: Network, buffers: Sequence[Tensor], timeout: timedelta) -> None:
         self._network, self._buffers, self._timeout = network, buffers, timeout
 
-    def message(self, bucket: int, payloads: int) -> Tensor:
-        return self._buffers[bucket][:payloads]
+    def message(self, bucket: int, size: int) -> Tensor:
+        return self._buffers[bucket][:size]
 
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:
         network = self._network

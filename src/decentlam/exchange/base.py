@@ -1,7 +1,7 @@
 """The interface of every exchange: how the message of a step gets mixed.
 
-    exchange.begin(step, payloads)                  # once per step, before any message is formed
-    message = exchange.message(bucket, payloads)    # the buffer in which the message is formed
+    exchange.begin(step, sizes)                     # once per step, before any message is formed
+    message = exchange.message(bucket, size)        # the buffer in which the message is formed
     pending = exchange.send(bucket, message, step)  # for every bucket, in bucket order
     terms = pending.wait()                          # the sum of weight * tensor is the mix
     exchange.end()                                  # once per step, when every mix was used
@@ -89,13 +89,14 @@ class Exchange(ABC):
 
     silent = False  # True: the node's own message is the mix, and no message is formed or stored
 
-    def begin(self, step: int, payloads: int) -> None:
-        """Prepare a step: post its receives, wait until its buffers may be written."""
+    def begin(self, step: int, sizes: Sequence[int]) -> None:
+        """Prepare a step whose buckets have messages of these sizes: post its receives, wait until
+        its buffers may be written."""
         return
 
     @abstractmethod
-    def message(self, bucket: int, payloads: int) -> Tensor:
-        """Return the buffer in which the message must be formed, (payloads, size)."""
+    def message(self, bucket: int, size: int) -> Tensor:
+        """Return the flat buffer of `size` elements in which the message must be formed."""
 
     @abstractmethod
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:

@@ -36,23 +36,20 @@ class Neighbors(Exchange):
         self._received: dict[tuple[int, int], Tensor] = {}  # (bucket, neighbor's position)
         self._expected: dict[int, tuple[Pending, Tensors]] = {}
 
-    def begin(self, step: int, payloads: int) -> None:
+    def begin(self, step: int, sizes: Sequence[int]) -> None:
         # All receives first: a gloo send moves no byte until its receive is posted.
-        for bucket, buffer in enumerate(self.buffers):
-            self.receive(bucket, buffer[:payloads], step)
+        for bucket, size in enumerate(sizes):
+            self.receive(bucket, self.message(bucket, size), step)
 
-    def message(self, bucket: int, payloads: int) -> Tensor:
-        return self.buffers[bucket][:payloads]
+    def message(self, bucket: int, size: int) -> Tensor:
+        return self.buffers[bucket][:size]
 
     def receive(self, bucket: int, message: Tensor, step: int) -> None:
         """Post the receives of a bucket, for messages of this shape."""
         row = self.topology.row(self.network.node, step)
         buffers: dict[int, Tensor] = {}
         for position, j in enumerate(j for j in row if j != self.network.node):
-            buffer = self._received.get((bucket, position))
-            if buffer is None or buffer.shape != message.shape:
-                buffer = self._received[bucket, position] = torch.empty_like(message)
-            buffers[j] = buffer
+            buffers[j] = reused(self._received, (bucket, position), message, message.dtype)
         pending = self.expect(bucket, step, buffers)
         pending.terms = [(row.get(self.network.node, 0.0), message)]
         pending.terms += [(row[j], buffer) for j, buffer in buffers.items()]
@@ -105,6 +102,16 @@ class Neighbors(Exchange):
             with pending.posting("its neighbors"):
                 works = dist.batch_isend_irecv(batch)
             pending.works += [("a neighbor", work) for work in works]
+
+
+def reused(
+    held: dict[tuple[int, int], Tensor], key: tuple[int, int], like: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return memory of the shape of `like`, the same at every call unless it must be larger."""
+    memory = held.get(key)
+    if memory is None or len(memory) < like.numel() or memory.dtype is not dtype:
+        memory = held[key] = like.new_empty(like.numel(), dtype=dtype)
+    return memory[: like.numel()].view(like.shape)
 
 
 def neighbor_exchange(

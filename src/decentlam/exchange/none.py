@@ -12,7 +12,7 @@ class NoExchange(Exchange):
 
     silent = True
 
-    def message(self, bucket: int, payloads: int) -> Tensor:
+    def message(self, bucket: int, size: int) -> Tensor:
         raise AssertionError("a silent exchange has no message")
 
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:

@@ -58,7 +58,7 @@ class SharedMemory(Exchange):
         self._row: dict[int, float] = {}  # the weights of this step
         self._readers: list[list[int]] = [[] for _ in range(SETS)]  # nodes, by set of buffers
 
-    def begin(self, step: int, payloads: int) -> None:
+    def begin(self, step: int, sizes: Sequence[int]) -> None:
         self._count += 1
         readers = self._readers[self._count % SETS]
         while readers:
@@ -68,8 +68,8 @@ class SharedMemory(Exchange):
         self._row = self._topology.row(self._node, step)
         readers += self._topology.listeners(self._node, step)
 
-    def message(self, bucket: int, payloads: int) -> Tensor:
-        return self._buffers[self._network.rank][self._count % SETS][bucket][:payloads]
+    def message(self, bucket: int, size: int) -> Tensor:
+        return self._buffers[self._network.rank][self._count % SETS][bucket][:size]
 
     def send(self, bucket: int, message: Tensor, step: int) -> Pending:
         count = self._count

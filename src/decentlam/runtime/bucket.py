@@ -22,6 +22,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.algorithms.turns import TURNS, parts
 from decentlam.exchange.base import Pending, Terms, combine
 from decentlam.network.network import Network
 from decentlam.runtime.param_groups import ParamGroup, named_parameters
@@ -71,9 +72,9 @@ class Bucket:
     ) -> None:
         self.number, self.group, self.params, self.names = number, group, params, names
         self.network, self._timeout = network, timeout
-        parts = network.processes_per_node
-        size = -(-sum(p.numel() for p in params) // parts)  # of a shard; zeros fill it up
-        self.x = params[0].new_zeros(parts * size)
+        several = network.processes_per_node
+        size = -(-sum(p.numel() for p in params) // several)  # of a shard; zeros fill it up
+        self.x = params[0].new_zeros(several * size)
         self.spans: list[slice] = []  # of each parameter in x
         self.views: list[Tensor] = []  # x in the shape of each parameter
         self._lay_out()
@@ -82,7 +83,9 @@ class Bucket:
         self.init = algorithm.init
         self.state = algorithm.init(self.shard_x)
         self._cut_pieces(algorithm.layerwise)
-        if parts > 1:
+        self._averaged = algorithm.averaged_state
+        self._turns: dict[int, list[list[tuple[slice, slice]]]] = {}
+        if several > 1:
             # NCCL reduces a shard. gloo's reduce_scatter is an all_reduce, too, but one that ends
             # only in wait(); so here the whole is reduced.
             self._sum = torch.empty_like(self.shard_x if network.is_nccl else self._g)
@@ -256,18 +259,49 @@ class Bucket:
 
     # Message and update -------------------------------------------------------------------------
 
+    def message_size(self, payloads: int, index: int) -> int:
+        """Return the elements of the message of step `index`: payloads, then averaged state."""
+        size = payloads * len(self.shard_x)
+        if self._averaged is not None:
+            size += max((place.stop for turn in self._turn(index) for _, place in turn), default=0)
+        return size
+
+    def largest_message(self, payloads: int) -> int:
+        """Return the elements of the largest message with so many payloads."""
+        return max(self.message_size(payloads, index) for index in range(TURNS))
+
+    def _turn(self, index: int) -> list[list[tuple[slice, slice]]]:
+        """Return which elements of each piece send their averaged state in step `index`, and where
+        in that part of the message they are."""
+        turn = index % TURNS
+        if turn not in self._turns:
+            self._turns[turn], stop, first = [], 0, self.shard.start
+            for piece in self.pieces:
+                window = slice(first + piece.span.start, first + piece.span.stop)
+                self._turns[turn].append([])
+                for inside in parts(self.spans, window, turn):
+                    start, stop = stop, stop + inside.stop - inside.start
+                    self._turns[turn][-1].append((inside, slice(start, stop)))
+        return self._turns[turn]
+
     def form(self, message: Tensor, algorithm: Algorithm, step: Step, look: bool) -> bool:
-        """Fill the message, (payloads, size); return False if `look` finds a value that is not
-        finite. It looks at each piece while that is in the cache."""
+        """Fill the message; return False if `look` finds a value that is not finite. It looks at
+        each piece while that is in the cache."""
         gradients, finite = self.gradients, True
+        rows, side = self._split(message, algorithm.payloads(step.index))
         if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
             gradients, step = self._cut_x, replace(step, weight_decay=0.0)
-        for piece, x, state, g in zip(
-            self.pieces, self._cut_x, self._cut_state, gradients, strict=True
+        for k, (piece, x, state, g) in enumerate(
+            zip(self.pieces, self._cut_x, self._cut_state, gradients, strict=True)
         ):
-            formed = algorithm.message(x, _decayed(g, x, step), state, step)
-            payloads = formed if isinstance(formed, tuple) else (formed,)
-            for row, payload in zip(message, payloads, strict=True):
+            formed = algorithm.message(x, decayed(g, x, algorithm, step), state, step)
+            payloads = list(formed) if isinstance(formed, tuple) else [formed]
+            if self._averaged is not None:
+                averaged = payloads.pop()
+                for inside, place in self._turn(step.index)[k]:
+                    part = side[place].copy_(averaged[inside])
+                    finite = finite and (not look or math.isfinite(part.sum().item()))
+            for row, payload in zip(rows, payloads, strict=True):
                 part = row[piece.span]
                 part.copy_(payload)
                 finite = finite and (not look or math.isfinite(part.sum().item()))
@@ -276,13 +310,21 @@ class Bucket:
     def update(self, terms: Terms, algorithm: Algorithm, step: Step) -> None:
         """Update x and state; without terms the node's own message is the mix."""
         unmoved = self._unmoved() if self.absent else []
+        split = [(w, *self._split(t, algorithm.payloads(step.index))) for w, t in terms]
+        rows = [(weight, payloads) for weight, payloads, _ in split]
         for piece, x, state, g in zip(
             self.pieces, self._cut_x, self._cut_state, self.gradients, strict=True
         ):
             here = step if piece.adaptive else replace(step, adaptive=False)
-            g = _decayed(g, x, step)
-            mixed = _mixed(terms, piece.span, x) if terms else algorithm.message(x, g, state, here)
+            g = decayed(g, x, algorithm, step)
+            if terms:
+                mixed = _mixed(rows, piece.span, x)
+            else:
+                mixed = algorithm.message(x, g, state, here)
+                mixed = mixed[0] if self._averaged is not None else mixed
             algorithm.update(x, g, mixed, state, here)
+        if self._averaged is not None and terms:
+            self._share_state(self._averaged, [(weight, side) for weight, _, side in split], step)
         moved = self.params
         if unmoved:
             for _, inside, x, state in unmoved:
@@ -293,6 +335,22 @@ class Bucket:
         # A graph of the old values must not run backward through the new ones: torch then refuses.
         increment_version(moved)
         self.updated = True
+
+    def _split(self, message: Tensor, payloads: int) -> tuple[Tensor, Tensor]:
+        """Return the payloads of a message, (payloads, size), and its averaged state."""
+        size = payloads * len(self.shard_x)
+        side = message[size:]
+        if message.dtype is torch.float16 and message.dtype is not self.x.dtype:
+            side = side.view(torch.bfloat16)  # as `Rounded` sends it
+        return message[:size].view(payloads, -1), side
+
+    def _share_state(self, name: str, terms: Terms, step: Step) -> None:
+        """Put the mix of an averaged state, whose turn it was, in its place."""
+        if terms[0][1].numel():
+            mixed = combine(terms).clamp_(min=0)  # rounding may be larger than a tiny one
+            for state, turn in zip(self._cut_state, self._turn(step.index), strict=True):
+                for inside, place in turn:
+                    state[name][inside] = mixed[place]
 
     def begin_gather(self, step: int) -> Pending:
         """Start to collect the shards that the processes of a node have updated."""
@@ -316,10 +374,16 @@ class Bucket:
         """Return x and state of piece k."""
         return self._cut_x[k], self._cut_state[k]
 
-    def nonfinite_names(self, values: Tensor) -> list[str]:
-        """Return the parameters with a NaN or infinity in `values`, (payloads, size of shard)."""
-        bad = torch.zeros(len(self.x), dtype=torch.bool)
-        bad[self.shard] = (~torch.isfinite(values)).any(dim=0).cpu()
+    def nonfinite_names(self, values: Tensor, step: int) -> list[str]:
+        """Return the parameters with a NaN or infinity in a gradient, or in a message."""
+        bad, size = torch.zeros(len(self.x), dtype=torch.bool), len(self.shard_x)
+        wrong = ~torch.isfinite(values).cpu()
+        whole = len(wrong) - len(wrong) % size
+        bad[self.shard] = wrong[:whole].view(-1, size).any(dim=0)
+        if len(wrong) > whole:
+            for piece, turn in zip(self.pieces, self._turn(step), strict=True):
+                for inside, place in turn:
+                    bad[self.shard][piece.span][inside] |= wrong[whole:][place]
         spans = zip(self.names, self.spans, strict=True)
         return [name for name, span in spans if bad[span].any()]
 
@@ -429,9 +493,11 @@ def _described(p: Tensor) -> str:
     return f"{p.dtype} {tuple(p.shape)} on {p.device.type}"
 
 
-def _decayed(g: Tensor, x: Tensor, step: Step) -> Tensor:
-    """Return the gradient with weight decay."""
-    return torch.add(g, x, alpha=step.weight_decay, out=_scratch(0, x)) if step.weight_decay else g
+def decayed(g: Tensor, x: Tensor, algorithm: Algorithm, step: Step) -> Tensor:
+    """Return the gradient with weight decay, unless the method has that apart."""
+    if not step.weight_decay or algorithm.decoupled_decay:
+        return g
+    return torch.add(g, x, alpha=step.weight_decay, out=_scratch(0, x))
 
 
 def _mixed(terms: Terms, span: slice, x: Tensor) -> Message:

@@ -142,7 +142,8 @@ def build(
     bucket_bytes = options.bucket_bytes or usual_bucket_bytes(groups, method, network)
     if network.processes_per_node > 1:  # state belongs to buckets
         options = dataclasses.replace(options, bucket_bytes=bucket_bytes)
-    strongest = method.with_hyper({"momentum": max(g.get("momentum", 0.0) for g in groups)})
+    forms = [method.with_hyper(group) for group in groups]
+    strongest = max(forms, key=lambda form: getattr(form, "beta", 0.0))
     topology = resolve(options.topology, network.num_nodes)
     algorithm, topology = stable_form(strongest, topology, options)
     _check_message_dtype(groups, method, options, topology)
@@ -261,12 +262,18 @@ def _exchanges(
     if Reach.NEIGHBORS in missing:
         neighbors = Neighbors(network, topology, buffers, timeout, tag)
         short = options.shortened
-        exchanges[Reach.NEIGHBORS] = neighbors if short is None else Rounded(neighbors, short)
+        exchanges[Reach.NEIGHBORS] = neighbors
+        if short is not None:
+            wide = algorithm.averaged_state is not None  # follows the one payload
+            whole = [
+                len(b.shard_x) if wide else len(z) for b, z in zip(buckets, buffers, strict=True)
+            ]
+            exchanges[Reach.NEIGHBORS] = Rounded(neighbors, short, whole)
     return exchanges, buffers
 
 
 def _buffers(buckets: Sequence[Bucket], payloads: int) -> list[Tensor]:
-    return [b.shard_x.new_empty((payloads, len(b.shard_x))) for b in buckets if payloads]
+    return [b.shard_x.new_empty(b.largest_message(payloads)) for b in buckets if payloads]
 
 
 def _check_message_dtype(

@@ -23,7 +23,7 @@ from decentlam.algorithms import Algorithm, Step
 from decentlam.errors import NonFiniteError, StaleMessageError
 from decentlam.exchange.base import Terms, combine
 from decentlam.network.network import Network
-from decentlam.runtime.bucket import Bucket, Snapshot
+from decentlam.runtime.bucket import Bucket, Snapshot, decayed
 from decentlam.runtime.param_groups import ParamGroup
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _COMPARED = 3  # first steps in which the values of tensors are compared, not only their versions
 _EQUAL = 2  # steps with equal messages after which the script is told
 _TRIED = 10  # first steps in which messages are compared: every look waits for a GPU
-_HYPER = ("lr", "weight_decay", "momentum", "nesterov")  # what a message is made with
+_HYPER = ("lr", "weight_decay", "momentum", "nesterov", "eps")  # what a message is made with
 _SEEN = 8  # elements that a step must move for messages of 16 bits to tell whether it is the same
 
 
@@ -169,11 +169,11 @@ class Checks:
     def gradient(self, bucket: Bucket, step: int) -> None:
         """Refuse a gradient that is not finite."""
         if not all(map(all_finite, bucket.gradients)):
-            self.refuse(bucket, step, torch.cat(bucket.gradients)[None])
+            self.refuse(bucket, step, torch.cat(bucket.gradients))
 
     def refuse(self, bucket: Bucket, step: int, values: Tensor) -> None:
         """Raise an error that names the parameters whose values are not finite."""
-        if names := bucket.nonfinite_names(values):  # none: only the sum has overflowed
+        if names := bucket.nonfinite_names(values, step):  # none: only the sum has overflowed
             raise NonFiniteError(
                 f"node {self._network.node}, step {step}: {', '.join(names)} became NaN or "
                 "infinite; nothing of it was sent. Lower lr, or pass nonfinite='skip' with "
@@ -224,6 +224,7 @@ def snapshot(params: Sequence[Tensor], group: ParamGroup, compare: bool) -> Snap
     """Return what messages are made of: lr and the like, the state of each gradient, and that of
     each parameter."""
     hyper = {name: float(group[name]) for name in _HYPER if name in group}
+    hyper |= {f"beta {k}": float(beta) for k, beta in enumerate(group.get("betas", ()), start=1)}
     gradients: list[Any] = []
     parameters: list[Any] = []
     for p in params:
@@ -252,18 +253,19 @@ def _mixed_with_the_same(
     if not any(bool(g.any()) for g in bucket.gradients):
         return None
     if len(terms) > 1:
-        mine = terms[0][1]
-        rounded = next((t.dtype for _, t in terms[1:] if t.dtype is not mine.dtype), None)
+        size = len(bucket.shard_x)
+        mine, *others = (t[:size] for _, t in terms)
+        rounded = next((t.dtype for t in others if t.dtype is not mine.dtype), None)
         # Of small steps nothing is seen in 16 bits.
         if rounded is not None and algorithm.needs_gradient:
-            seen = mine[0].to(rounded) != bucket.shard_x.to(rounded)
+            seen = mine.to(rounded) != bucket.shard_x.to(rounded)
             if int(seen.sum()) < _SEEN:
                 return None
-        return all(torch.equal(mine.to(t.dtype), t) for _, t in terms[1:])
+        return all(torch.equal(mine.to(t.dtype), t) for t in others)
     piece, g = bucket.pieces[0], bucket.gradients[0]
     x, state = bucket.piece(0)
-    own = algorithm.message(x, g + step.weight_decay * x, state, step)
-    return isinstance(own, Tensor) and torch.allclose(own, combine(terms)[0, piece.span], 1e-5, 0.0)
+    own = algorithm.message(x, decayed(g, x, algorithm, step), state, step)
+    return isinstance(own, Tensor) and torch.allclose(own, combine(terms)[piece.span], 1e-5, 0.0)
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio
 
 ParamGroup = dict[str, Any]
-PAST = ("previous_lr", "sync_lr")  # what a group remembers of steps it took
+PAST = ("previous_lr", "sync_lr", "skipped_steps")  # what a group remembers of steps it took
 # Of torch's SGD: values that change nothing where a method has no such thing.
 _SGD = {"momentum": 0, "nesterov": False, "dampening": 0, "maximize": False}
 
@@ -35,6 +35,7 @@ def prepare(groups: Iterable[ParamGroup], method: Algorithm, step: int = 0) -> N
         group.setdefault("step", step)
         group.setdefault("previous_lr", None)
         group.setdefault("sync_lr", None)  # of the last step that reached everyone
+        group.setdefault("skipped_steps", 0)  # whose gradient was left out
 
 
 def _check_keys(group: ParamGroup, method: Algorithm) -> None:
@@ -56,19 +57,23 @@ def _check_keys(group: ParamGroup, method: Algorithm) -> None:
 def step_of(group: ParamGroup, skip: bool = False) -> Step:
     """The step that this group takes next; `skip` leaves its gradient out, decay included."""
     lr = check_number("lr", group["lr"])
+    gradients = group["step"] - group.get("skipped_steps", 0) + (not skip)
     return Step(
         index=group["step"],
         lr=lr,
         lr_ratio=lr_ratio(lr, group["previous_lr"]),
         sync_lr_ratio=lr_ratio(lr, group["sync_lr"]),
         weight_decay=0.0 if skip else group["weight_decay"],
+        skip=skip,
+        gradients=gradients,
     )
 
 
-def advance(groups: Iterable[ParamGroup], reached_everyone: bool) -> None:
+def advance(groups: Iterable[ParamGroup], reached_everyone: bool, skipped: bool) -> None:
     """The step was taken."""
     for group in groups:
         group["step"] += 1
+        group["skipped_steps"] = group.get("skipped_steps", 0) + skipped
         group["previous_lr"] = check_number("lr", group["lr"])
         if reached_everyone:
             group["sync_lr"] = group["previous_lr"]

@@ -195,7 +195,9 @@ class Runtime:
     def _begin_exchange(self) -> None:
         if not self._begun:
             self._begun = True
-            self.exchange.begin(self.index, self.algorithm.payloads(self.index))
+            payloads = self.algorithm.payloads(self.index)
+            sizes = [bucket.message_size(payloads, self.index) for bucket in self.buckets]
+            self.exchange.begin(self.index, sizes)
 
     def _send(self, bucket: Bucket) -> None:
         """Form the message of a bucket and hand it to the exchange, unless it was sent before."""
@@ -207,7 +209,8 @@ class Runtime:
         if looks and self.network.is_nccl and bucket.gathered:
             self._checks.leave_out(bucket)
         algorithm, step = self._plan(bucket)
-        message = exchange.message(bucket.number, algorithm.payloads(step.index))
+        size = bucket.message_size(algorithm.payloads(step.index), step.index)
+        message = exchange.message(bucket.number, size)
         finite = bucket.form(message, algorithm, step, looks and not self.network.is_nccl)
         if not finite:
             self._checks.refuse(bucket, step.index, message)
@@ -342,9 +345,9 @@ class Runtime:
         if self.network.is_nccl:
             self._checks.defer(index)
         self.exchange.end()
+        advance(self._groups, self.algorithm.reach(index) is Reach.EVERYONE, bool(self._skipped))
         self._mixes, self._alone, self._skipped = None, False, None
         self._abandon()
-        advance(self._groups, self.algorithm.reach(index) is Reach.EVERYONE)
         if self.overlap.mode == "backward" and not self.algorithm.needs_gradient:
             self._send_early()
         if self.overlap.undecided and self.overlap.step_ended() and self.network.rank == 0:

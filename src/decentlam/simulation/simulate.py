@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from decentlam.algorithms import (
     lr_ratio,
     make,
 )
+from decentlam.algorithms.turns import parts
 from decentlam.analysis.stability import choose
 from decentlam.errors import NonFiniteError
 from decentlam.exchange.dense import DenseMix
@@ -110,11 +112,13 @@ class Nodes:
         self._previous_lr: float | None = None
         self._sync_lr: float | None = None
         sizes, self._adaptive = _check_layers(layers, adaptive, x0.shape[1])
+        self._layers = _spans(sizes)
         if not self.algorithm.layerwise:
             sizes = column_blocks(self.x)
             self._adaptive = [True] * len(sizes)
         _keep_freed_memory()
         self._pieces = self.x.split(sizes, dim=1)
+        self._windows = _spans(sizes)
         self._states = [self.algorithm.init(piece) for piece in self._pieces]
 
     @torch.no_grad()
@@ -124,10 +128,12 @@ class Nodes:
         lr = check_lr(lr)
         reach = self.algorithm.reach(self.index)
         gradients = gradient.split([piece.shape[1] for piece in self._pieces], dim=1)
-        for x, g, state, adaptive in zip(
-            self._pieces, gradients, self._states, self._adaptive, strict=True
+        decays = self.weight_decay and not self.algorithm.decoupled_decay
+        averaged = self.algorithm.averaged_state
+        for x, g, state, adaptive, window in zip(
+            self._pieces, gradients, self._states, self._adaptive, self._windows, strict=True
         ):
-            if self.weight_decay:
+            if decays:
                 g = torch.add(g, x, alpha=self.weight_decay)
             step = Step(
                 index=self.index,
@@ -136,10 +142,16 @@ class Nodes:
                 sync_lr_ratio=lr_ratio(lr, self._sync_lr),
                 weight_decay=self.weight_decay,
                 adaptive=adaptive,
+                gradients=self.index + 1,
             )
             message: Message = self.algorithm.message(x, g, state, step)
             mixed = self._mix(message, self.index, reach)
-            self.algorithm.update(x, g, mixed, state, step)
+            if averaged is None:
+                self.algorithm.update(x, g, mixed, state, step)
+                continue
+            self.algorithm.update(x, g, mixed[0], state, step)
+            for part in parts(self._layers, window, self.index):
+                state[averaged][:, part] = mixed[1][:, part]
         self.index += 1
         self._previous_lr = lr
         if reach is Reach.EVERYONE:
@@ -212,6 +224,12 @@ def column_blocks(x: Tensor) -> list[int]:
     if x.device.type != "cpu" or d < 2 * width:
         return [d]
     return [width] * (d // width) + ([d % width] if d % width else [])
+
+
+def _spans(sizes: Sequence[int]) -> list[slice]:
+    """The places of consecutive stretches of these sizes."""
+    stops = itertools.accumulate(sizes)
+    return [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
 
 def _keep_freed_memory() -> None:
