@@ -193,6 +193,30 @@ def resume(out: Path) -> dict[str, Any]:
     }
 
 
+def from_arguments(out: Path) -> dict[str, Any]:
+    """What TrainingArguments alone build, and the run that they describe."""
+    from decentlam.integrations.huggingface import DecentralizedTrainer
+
+    told = {"learning_rate": 0.003, "weight_decay": 0.1, "adam_beta2": 0.95, "warmup_steps": 2}
+    model = build_model()
+    args = arguments(out, max_grad_norm=1.0, **told)
+    trainer = DecentralizedTrainer(model, args, train_dataset=TRAIN, eval_dataset=TEST)
+    trainer.train()
+    optimizer = trainer.node_optimizer
+    by_sgd = DecentralizedTrainer(
+        build_model(), arguments(out, optim="sgd", learning_rate=0.2), train_dataset=TRAIN
+    )
+    by_sgd.create_optimizer()
+    return {
+        "kind": type(optimizer).__name__,
+        "decay": [group["weight_decay"] for group in optimizer.param_groups],
+        "betas": optimizer.param_groups[0]["betas"],
+        "rate": optimizer.param_groups[0]["initial_lr"],
+        "last rate": optimizer.param_groups[0]["lr"],
+        "sgd": (type(by_sgd.node_optimizer).__name__, by_sgd.node_optimizer.param_groups[0]["lr"]),
+    }
+
+
 def refused(call: Callable[[], Any]) -> str:
     try:
         call()
@@ -217,7 +241,18 @@ def refusals(out: Path) -> dict[str, str]:
         optimizer.step()
 
     def by_adam() -> None:
-        DecentralizedTrainer(build_model(), arguments(out), train_dataset=TRAIN).train()
+        model = build_model()
+        theirs = torch.optim.AdamW(model.parameters())
+        DecentralizedTrainer(
+            model, arguments(out), train_dataset=TRAIN, optimizers=(theirs, None)
+        ).train()
+
+    def by_adafactor() -> None:
+        args = arguments(out, optim="adafactor")
+        DecentralizedTrainer(build_model(), args, train_dataset=TRAIN).train()
+
+    def two_rates() -> None:
+        trainer_of(out, build_model(), learning_rate=0.3).train()
 
     def clipped() -> None:
         trainer_of(out, build_model(), "backward", max_grad_norm=1.0).train()
@@ -234,6 +269,8 @@ def refusals(out: Path) -> dict[str, str]:
         "plain Trainer": refused(by_ddp),
         "prepare(model)": refused(prepared),
         "another optimizer": refused(by_adam),
+        "another name": refused(by_adafactor),
+        "two rates": refused(two_rates),
         "clip in flight": refused(clipped),
         "auto_find_batch_size": refused(
             lambda: trainer_of(out, build_model(), auto_find_batch_size=True)
@@ -321,6 +358,7 @@ def main(out: Path, what: str) -> None:
         "resume": resume(out),
         "accelerate": accelerate_resumed(out),
         "refusals": refusals(out),
+        "arguments": from_arguments(out),
     }
     torch.save(results, out / f"results-{dist.get_rank()}.pt")
 

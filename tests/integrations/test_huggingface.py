@@ -60,10 +60,20 @@ def test_no_step_gathers_token_counts(results: list[Any]) -> None:
     assert results[0]["resume"]["gathers"] is False
 
 
+def test_training_arguments_choose_the_optimizer_and_its_rate(results: list[Any]) -> None:
+    for result in results:
+        found = result["arguments"]
+        assert found["kind"] == "AdamW" and found["sgd"] == ("DecentLaM", 0.2)
+        assert found["decay"] == [0.1, 0.0] and found["betas"] == (0.9, 0.95)
+        assert found["rate"] == 0.003 and found["last rate"] == 0.0  # a linear schedule
+
+
 REFUSED = {
     "plain Trainer": "decentlam.integrations",
     "prepare(model)": "decentlam.integrations",
     "another optimizer": "optimizer_cls_and_kwargs=(decentlam.DecentLaM",
+    "another name": "optim='adamw_torch' or 'sgd'",
+    "two rates": "lr=0.1 in optimizer_cls_and_kwargs and learning_rate=0.3",
     "clip in flight": "overlap='none', or set max_grad_norm=0",
     "auto_find_batch_size": "Set per_device_train_batch_size yourself",
     "another checkpoint": "do not resume",

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 
 from decentlam.checkpoint import load_checkpoint, save_checkpoint
 from decentlam.integrations import missing, ours
+from decentlam.optim import AdamW, DecentLaM
 from decentlam.optimizer import DecentralizedOptimizer
 
 try:
-    from transformers import Trainer
+    from transformers import Trainer, TrainingArguments
 except ImportError as error:
     raise missing("huggingface", error) from error
 
@@ -28,15 +30,19 @@ _NODES = "nodes"  # in the directory of a checkpoint
 class DecentralizedTrainer(Trainer):
     """transformers.Trainer for an optimizer of decentlam: each process is a node of its own.
 
-        trainer = DecentralizedTrainer(
-            model, args, train_dataset=data,
-            optimizer_cls_and_kwargs=(decentlam.DecentLaM, {"lr": 0.1, "overlap": "none"}),
-        )
+        trainer = DecentralizedTrainer(model, args, train_dataset=data)
+
+    `TrainingArguments(optim="adamw_torch")`, the default, builds `decentlam.AdamW`, and "sgd"
+    builds `decentlam.DecentLaM`, with the learning rate, weight decay and betas that are set there.
+    `optimizer_cls_and_kwargs=(decentlam.AdamW, {"topology": "ring"})` names another optimizer or
+    gives it options.
 
     The model is not wrapped in DDP. Evaluation, prediction and saved models are of the average of
     all nodes. A checkpoint also has a directory `nodes` with each node's own model, momentum and
     schedule, from which `train(resume_from_checkpoint=...)` goes on. All arguments are Trainer's.
     """
+
+    optimizer_cls_and_kwargs: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,8 +69,8 @@ class DecentralizedTrainer(Trainer):
         return ours(
             getattr(self.optimizer, "optimizer", self.optimizer),
             "Trainer",
-            "Pass an optimizer of decentlam: "
-            "optimizer_cls_and_kwargs=(decentlam.DecentLaM, {'lr': 0.1, 'overlap': 'none'})",
+            "Leave it out, and TrainingArguments(optim='adamw_torch') builds decentlam.AdamW; or "
+            "pass optimizer_cls_and_kwargs=(decentlam.DecentLaM, {'lr': 0.1})",
         )
 
     # Training --------------------------------------------------------------------------------
@@ -76,6 +82,9 @@ class DecentralizedTrainer(Trainer):
         self.accelerator.prepare_model = functools.partial(prepare, evaluation_mode=True)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        if self.optimizer is None:
+            kind, options = self.optimizer_cls_and_kwargs or _named(self.args)
+            self.optimizer_cls_and_kwargs = kind, _completed(options, self.args)
         optimizer = super().create_optimizer(*args, **kwargs)
         clips, mode = self.args.max_grad_norm > 0, self.node_optimizer.runtime.overlap.mode
         if clips and mode != "none":
@@ -145,3 +154,32 @@ class DecentralizedTrainer(Trainer):
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loaded with its node."""
+
+
+def _named(args: TrainingArguments) -> tuple[type[DecentralizedOptimizer], dict[str, Any]]:
+    """Return our counterpart of the optimizer that TrainingArguments name."""
+    name = str(getattr(args.optim, "value", args.optim))
+    if name in ("adamw_torch", "adamw_torch_fused", "adamw_hf"):
+        betas = (args.adam_beta1, args.adam_beta2)
+        return AdamW, {"betas": betas, "eps": args.adam_epsilon}
+    if name == "sgd":
+        return DecentLaM, {}
+    raise ValueError(
+        f"TrainingArguments(optim={name!r}) has no counterpart in decentlam; use "
+        "optim='adamw_torch' or 'sgd', or pass optimizer_cls_and_kwargs=(decentlam.AdamW, {})"
+    )
+
+
+def _completed(options: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
+    """Return an optimizer's options with what TrainingArguments say of them."""
+    usual = TrainingArguments.__dataclass_fields__["learning_rate"].default
+    lr = options.get("lr", args.learning_rate)
+    if lr != args.learning_rate and args.learning_rate != usual:
+        raise ValueError(
+            f"two learning rates: lr={lr} in optimizer_cls_and_kwargs and learning_rate="
+            f"{args.learning_rate} in TrainingArguments. Set one of them"
+        )
+    completed = {**options, "lr": lr}
+    if args.max_grad_norm > 0:  # clips when messages would have left
+        completed.setdefault("overlap", "none")
+    return completed

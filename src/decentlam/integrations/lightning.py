@@ -93,10 +93,6 @@ class DecentralizedStrategy(DDPStrategy):
         """Around every backward but the last of a step, when gradients are accumulated."""
         return _no_sync(self.optimizers)
 
-    def on_train_end(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.finish()
-
     # Evaluation ------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
