@@ -108,7 +108,6 @@ def _parity(
         pairs = zip(parameters, aims, strict=True)
         sum((p - a).square().sum() for p, a in pairs).div(2).backward()
         optimizer.step()
-    optimizer.finish()
     together = targets.unflatten(0, (-1, per_node)).mean(1)  # the mean gradient of a node
     x = decentlam.simulate(
         method,

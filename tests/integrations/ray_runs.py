@@ -47,7 +47,6 @@ def train_case(
         scheduler.step()
         with optimizer.averaged(model), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             val = work.evaluate(model, val_loader)
-    optimizer.finish()
     return model, val
 
 
@@ -103,7 +102,6 @@ def train_in_parts(
         with optimizer.averaged(model):
             seen = work.flat(model)
         report({"epoch": loader.epoch}, **parts)
-    optimizer.finish()
     return {"own": work.flat(model), "seen": seen, "began at": found.step if found else 0}
 
 

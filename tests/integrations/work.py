@@ -121,7 +121,6 @@ def train_plain(
         scheduler.step()
         with optimizer.averaged(model), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             val = evaluate(model, val_loader)
-    optimizer.finish()
     return model, val
 
 
