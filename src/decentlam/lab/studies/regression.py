@@ -1,4 +1,4 @@
-"""Figures 2 and 3: the ten methods on the paper's linear regression with full gradients."""
+"""Figures 2 and 3: twelve methods on the paper's linear regression with full gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from decentlam import ALGORITHMS, simulate
+from decentlam import simulate
 from decentlam.lab import plot_style
+from decentlam.lab.studies.common import METHODS
 from decentlam.lab.studies.study import Record, Study, Tick, silent
 from decentlam.lab.theory import fixed_point
 from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
@@ -26,7 +27,7 @@ _FLOOR = 1e-32  # below round-off; a logarithmic axis has no zero
 class Regression:
     """The setting of the paper's appendix; steps are whole windows of SlowMo (48)."""
 
-    methods: tuple[str, ...] = tuple(ALGORITHMS)
+    methods: tuple[str, ...] = (*METHODS, "decentlam-steady", "gt-dmsgd")
     nodes: int = 8
     topology: str = "mesh"
     lr: float = 0.001
@@ -200,5 +201,5 @@ def _draw_limits(ax: Axes, records: Sequence[Record]) -> None:
         )
 
 
-_SUMMARY = "convergence and final bias of the ten methods on linear regression (Figures 2 and 3)"
+_SUMMARY = "convergence and final bias of twelve methods on linear regression (Figures 2 and 3)"
 STUDY = Study("regression", _SUMMARY, recipe, run, table, notes, figures)
