@@ -41,7 +41,10 @@ MAY_IMPORT = {
         "algorithms", "topology", "network", "data", "options", "runtime", "elastic", "launch",
     },
     "optim": {"algorithms", "options", "optimizer"},
-    "checkpoint": {"errors", "network", "runtime", "optimizer"},
+    "local_steps": {
+        "algorithms", "topology", "network", "exchange", "data", "options", "runtime", "optimizer",
+    },
+    "checkpoint": {"errors", "network", "runtime", "optimizer", "local_steps"},
 }  # fmt: skip
 AT_THE_TOP = 8  # files, at most
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from decentlam.exchange.neighbors import neighbor_exchange as neighbor_exchange
     from decentlam.launch.init import init as init
     from decentlam.launch.init import leave as leave
+    from decentlam.local_steps import LocalSteps as LocalSteps
     from decentlam.optim import DSGD as DSGD
     from decentlam.optim import AdamW as AdamW
     from decentlam.optim import AWCDmSGD as AWCDmSGD
@@ -73,6 +74,7 @@ _HOME = {
     "init": "decentlam.launch.init",
     "leave": "decentlam.launch.init",
     "Deal": "decentlam.data",
+    "LocalSteps": "decentlam.local_steps",
     "DSGD": "decentlam.optim",
     "AWCDmSGD": "decentlam.optim",
     "AdamW": "decentlam.optim",

@@ -141,8 +141,16 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             options.timeout_seconds,
             rebuild,
             describe_run(self._method, options, groups, buffers),
+            (self._state_for_newcomers, self._take_state),
         )
         self._recovery.start()
+
+    def _state_for_newcomers(self) -> dict[str, Any]:
+        """Return what newcomers to an elastic run get besides parameters and the method's state."""
+        return {}
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        """Take over what `_state_for_newcomers` returned on another process."""
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ batches that it skips are dealt again.
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -54,6 +55,7 @@ class Recovery:
         timeout_seconds: float,
         rebuild: Rebuild,
         description: Mapping[str, object],
+        more_state: tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]],
     ) -> None:
         self.run = _joined_run()
         if self.run.has_optimizer:
@@ -65,7 +67,7 @@ class Recovery:
         self.run.use_optimizer(optimizer)
         self._groups, self._buffers, self._topology = groups, buffers, topology
         self._timeout_seconds, self._rebuild = timeout_seconds, rebuild
-        self._description = description
+        self._description, (self._more_state, self._take_state) = description, more_state
         self._runtime: Runtime | None = None
 
     def start(self) -> None:
@@ -181,20 +183,24 @@ class Recovery:
         tensors += [p.data for g in self._groups for p in g["params"] if not p.requires_grad]
         tensors += self._buffers
         rank = {member: k for k, member in enumerate(generation.members)}
+        more = self._more_state() if gives else {}
         with runtime.network.errors():
             if gives:
                 run.publish(key, [_plain(group) for group in self._groups])
                 for taker in generation.takers:
-                    for tensor in tensors:
+                    for tensor in [*tensors, *_packed(more)]:
                         dist.send(_sendable(tensor), rank[taker])
                 return
             received = [_sendable(torch.empty_like(tensor)) for tensor in tensors]
             for tensor in received:
                 dist.recv(tensor, rank[generation.source])
+            more = _unpacked(lambda tensor: dist.recv(tensor, rank[generation.source]))
             for group, values in zip(self._groups, run.read(key), strict=True):
                 group.update(values)
             for tensor, value in zip(tensors, received, strict=True):  # all of it, or nothing
                 tensor.copy_(value)
+            if more:
+                self._take_state(more)
             run.has_state = True
 
 
@@ -229,6 +235,24 @@ def _stays(key: str) -> bool:
 def _sendable(tensor: Tensor) -> Tensor:
     """Return the tensor as gloo takes it; it has no booleans."""
     return (tensor.byte() if tensor.dtype is torch.bool else tensor).contiguous()
+
+
+def _packed(state: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return any state as bytes, and their number before them."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    return torch.tensor([len(content)]), content
+
+
+def _unpacked(receive: Callable[[Tensor], object]) -> dict[str, Any]:
+    """Return the state that `_packed` made bytes of; nothing in it is executed."""
+    size = torch.zeros(1, dtype=torch.int64)
+    receive(size)
+    content = torch.empty(int(size), dtype=torch.uint8)
+    receive(content)
+    state: dict[str, Any] = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+    return state
 
 
 def _plain(group: ParamGroup) -> dict[str, Any]:

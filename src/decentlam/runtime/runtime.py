@@ -266,6 +266,25 @@ class Runtime:
             raise
         self.finish()
 
+    @torch.no_grad()
+    def begin(self, absent: bool = False) -> None:
+        """Send the messages of the next step now. Parameters may change until `step` uses them; the
+        algorithm, which reads no gradient, then has what was sent in its state."""
+        self.finish()
+        self._checks.before(absent, self._open)
+        self._skipped = absent
+        try:
+            for bucket in self.buckets:
+                self._gather(bucket, absent)
+            for bucket in self.buckets:
+                self._send(bucket)
+                bucket.snapshot = None
+        except NonFiniteError as error:
+            self._refused = str(error)
+            raise
+        except ExchangeError as error:
+            self._failure = error  # step() raises it
+
     def _exchange_all(self, absent: bool, found_inf: Tensor | None, scale: Tensor | None) -> None:
         """Send what was not sent, and wait for all mixes; until then nothing changes."""
         if self._failure is not None:

@@ -1,0 +1,496 @@
+"""LocalSteps: any torch optimizer on every node, and an average with a neighbor every H steps."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from decentlam.algorithms import Algorithm, Reach, check_number, reaches, shown
+from decentlam.algorithms.local_average import LocalAverage
+from decentlam.algorithms.outer_step import OuterStep
+from decentlam.data import Change, Place
+from decentlam.local_steps.state_average import StateAverage
+from decentlam.network.network import Network
+from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.options import Stable
+from decentlam.runtime.agreement import check_agreement
+from decentlam.runtime.runtime import Runtime, StepStatistics
+from decentlam.topology import Topology
+
+_TAG = 1 << 13  # of the inner state's messages, behind those of all buckets
+
+
+class LocalSteps(Optimizer, Joinable):
+    """A torch optimizer on each node; every H steps the nodes average with their neighbors.
+
+        every step:       the inner optimizer's step;    x -= lr e
+        every H steps:    x+ = W x;    e += correction (x - x+) / (sum of lr since the last mix)
+
+    e is zero on average over the nodes. It removes the drift of a node to its own data, so nodes
+    may see different data. A step sends 1/H of a model to one neighbor, and second moments of
+    Adam's kin in 8 bits: nodes that had their own would settle elsewhere.
+
+    Args:
+        inner: Any torch optimizer, such as torch.optim.AdamW or Muon. It keeps its param groups,
+            which are this optimizer's, too: a scheduler may be built with either.
+        every: H, the number of local steps from one average to the next.
+        outer: A method instead of the corrected average, for a step from the last average along
+            the way that the nodes have gone since. `algorithms.PmSGD(0.9, nesterov=True)` with
+            `outer_lr=0.7` is DiLoCo; `algorithms.DecentLaM(0.5)` is NoLoCo with half its bytes.
+        outer_lr: The learning rate of `outer`.
+        correction: How much of what mixing moves goes into e; 0 is plain averaging.
+        delay: How many local steps the messages may travel. What arrives is added to where the
+            node is by then.
+        average_state: Names of second moments in the inner optimizer's state. Default: found for
+            Adam's kin and RMSprop, none with `outer`.
+        topology: Who averages with whom. Default: one random peer at a time.
+        message_dtype: torch.float16 or torch.bfloat16 halves the bytes of the model.
+        process_group: The processes that take part, one node each. Default: all.
+        timeout_seconds: How long to wait for a neighbor before an `ExchangeError`.
+        heartbeat_seconds: A process without a sign of life for this long counts as lost.
+        elastic: Whether the run goes on when processes are lost, and takes in new ones.
+        model: With elastic=True, the module whose buffers newcomers get.
+        stable: See `OptimizerOptions`.
+        shared_memory: Whether processes of one machine read each other's messages in memory.
+
+    When not: where the wire is fast. `decentlam.AdamW`, which averages in every step, is closer to
+    an all-reduce on data that differ.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> opt = decentlam.LocalSteps(inner, every=16)
+    >>> model(torch.ones(2, 3)).sum().backward()
+    >>> opt.step()
+
+    References for the outer steps: Douillard et al., DiLoCo, 2023; Kolehmainen et al., NoLoCo,
+    2025.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler then always calls step, and all keep count
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        every: int = 16,
+        *,
+        outer: Algorithm | None = None,
+        outer_lr: float = 1.0,
+        correction: float = 0.2,
+        delay: int = 0,
+        average_state: Sequence[str] | None = None,
+        topology: str | Topology = "bipartite-random-match",
+        message_dtype: torch.dtype | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = 600.0,
+        heartbeat_seconds: float = 10.0,
+        elastic: bool = False,
+        model: nn.Module | None = None,
+        stable: Stable = "auto",
+        shared_memory: bool = True,
+    ) -> None:
+        _check_inner(inner)
+        _check_count("every", every, 1)
+        _check_count("delay", delay, 0)
+        if delay >= every:
+            raise ValueError(
+                f"delay={delay} must be less than every={every}: a message arrives before the next "
+                "one leaves"
+            )
+        names = _checked_names(average_state, outer)
+        self.inner, self.every, self.delay = inner, every, delay
+        self._outer_lr = None if outer is None else check_number("outer_lr", outer_lr, above=True)
+        self._since = 0  # local steps, since the last messages left
+        self._checked = False  # the names of the inner state
+        self._pending = False  # messages are under way
+        self._extra_bytes = 0  # of the inner state in them
+        self._rates = [0.0 for _ in inner.param_groups]  # sums since the last messages left
+        super().__init__(inner.param_groups, inner.defaults)
+        Joinable.__init__(self)
+        self._follow_inner()
+        self._averaging = _Averaging(
+            self,
+            _algorithm(f"{every} steps of {type(inner).__name__}", outer, correction, delay > 0),
+            topology=topology,
+            message_dtype=message_dtype,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+            elastic=elastic,
+            model=model,
+            stable=stable,
+            shared_memory=shared_memory,
+            overlap="none",
+        )
+        self._state_average = StateAverage(
+            inner, names, timedelta(seconds=timeout_seconds), self._averaging._tag + _TAG
+        )
+        if not elastic:  # newcomers' learning rates are those of the run
+            check_agreement(self.network, {"delay": delay, **_hyper(inner), "state": names})
+
+    def _follow_inner(self) -> None:
+        """Have the inner optimizer's groups and state, which it replaces when it loads."""
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    # torch.optim -----------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a local step; every H steps, average with the neighbors."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.runtime.check_training("call step()")
+        params = [p for group in self.inner.param_groups for p in group["params"]]
+        _check_gradients(params)
+        if self._unscale(params):
+            self.inner.step()
+        self._follow_inner()
+        if not self._checked:
+            self._state_average.check()
+            self._checked = True
+        self._correct()
+        self._since += 1
+        if self._pending and self._since == self.delay:
+            self._receive()
+        if self._since == self.every:
+            self._send()
+            if self.delay == 0:
+                self._receive()
+        return loss
+
+    @torch.no_grad()
+    def _unscale(self, params: Sequence[Tensor]) -> bool:
+        """Undo a GradScaler's scale; return False if it found a gradient that is not finite."""
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is not None and bool(found_inf):
+            return False
+        if scale is not None:
+            torch._foreach_div_([p.grad for p in params if p.grad is not None], float(scale))
+        return True
+
+    @torch.no_grad()
+    def _correct(self) -> None:
+        """Take lr e off every parameter, as one local step does."""
+        state = self._averaging.state
+        for k, group in enumerate(self.inner.param_groups):
+            lr = check_number("lr", group["lr"])
+            self._rates[k] += lr
+            if self._outer_lr is None and lr > 0:
+                params = [p for p in group["params"] if "e" in state.get(p, {})]
+                if params:
+                    torch._foreach_add_(params, [state[p]["e"] for p in params], alpha=-lr)
+
+    def _send(self, absent: bool = False) -> None:
+        """Send this node's model to its neighbors."""
+        Join.notify_join_context(self)
+        for group, total in zip(self._averaging.param_groups, self._rates, strict=True):
+            group["lr"] = total if self._outer_lr is None else self._outer_lr
+        runtime = self.runtime
+        if self.delay > 0:
+            for bucket in runtime.buckets:
+                bucket.state["sent"].copy_(bucket.shard_x)
+        runtime.begin(absent)
+        sent = self._state_average.send(self.network, self.topology, runtime.index)
+        self._pending, self._since, self._rates = True, 0, [0.0 for _ in self._rates]
+        self._extra_bytes = sent
+
+    def _receive(self, absent: bool = False) -> None:
+        """Wait for the neighbors' messages, and use them."""
+        runtime, self._pending = self.runtime, False
+        if absent:
+            runtime.step(absent=True)
+        else:
+            self._averaging.step()
+        if runtime is self.runtime:
+            self._state_average.receive()
+        else:
+            self._state_average.forget()
+        self.statistics.bytes_sent += self._extra_bytes
+        self.statistics.total_bytes_sent += self._extra_bytes
+
+    def _settle(self) -> None:
+        """Use messages that are under way, before anybody looks at the model."""
+        if self._pending:
+            self._receive()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as the inner optimizer does."""
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group to the inner optimizer, on every process, between averages."""
+        if not hasattr(self, "_averaging"):  # called by torch's own constructor
+            super().add_param_group(param_group)
+            return
+        self._settle()
+        self.inner.add_param_group(param_group)
+        group = self.inner.param_groups[-1]
+        try:
+            self._averaging.add_param_group(_averaging_group(group))
+        except BaseException:
+            del self.inner.param_groups[-1]
+            raise
+        self._rates.append(0.0)
+        self._follow_inner()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this node: the inner optimizer's, and what averaging remembers."""
+        self._settle()
+        averaging = self._averaging.state_dict()
+        return {
+            **self.inner.state_dict(),
+            "local_steps": {**self._counts(), "averaging": averaging},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of this node."""
+        self._settle()
+        if "local_steps" not in state_dict:
+            raise ValueError(
+                "this is not the state of a LocalSteps optimizer; load it into its inner one with "
+                "optimizer.inner.load_state_dict, and the averages begin anew"
+            )
+        own = dict(state_dict["local_steps"])
+        self._averaging.load_state_dict(own.pop("averaging"))
+        self._load_inner({k: v for k, v in state_dict.items() if k != "local_steps"}, own)
+
+    def _counts(self) -> dict[str, Any]:
+        return {"since": self._since, "rates": list(self._rates)}
+
+    def _load_inner(self, inner: dict[str, Any], counts: dict[str, Any]) -> None:
+        self.inner.load_state_dict(inner)
+        self._follow_inner()
+        self._since, self._rates = counts["since"], list(counts["rates"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("LocalSteps cannot be pickled or copied; use state_dict()")
+
+    # As the other optimizers -------------------------------------------------------------------
+
+    @property
+    def averaging(self) -> DecentralizedOptimizer:
+        """The optimizer that averages; its steps are the averages."""
+        return self._averaging
+
+    @property
+    def runtime(self) -> Runtime:
+        """What exchanges the messages."""
+        return self._averaging.runtime
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm that an average is a step of."""
+        return self._averaging.algorithm
+
+    @property
+    def topology(self) -> Topology:
+        """Who averages with whom."""
+        return self._averaging.topology
+
+    @property
+    def network(self) -> Network:
+        """Which process is which node."""
+        return self._averaging.network
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """With elastic=True: the numbers of the processes that take part."""
+        return self._averaging.members
+
+    @property
+    def place(self) -> Place:
+        """Where this process stands at its next local step; `decentlam.Deal` gives its samples."""
+        place = self._averaging.place
+        return Place(self.steps, place.node, tuple(self._in_steps(c) for c in place.history))
+
+    def _in_steps(self, change: Change) -> Change:
+        """Return a change of members that is counted in averages, counted in local steps."""
+        every = self.every
+        skipped = tuple((k * every + i, n) for k, n in change.skipped for i in range(every))
+        return Change(change.step * every, change.size, change.lost, change.since * every, skipped)
+
+    @property
+    def steps(self) -> int:
+        """The number of local steps since the run began."""
+        return (self.runtime.index + self._pending) * self.every + self._since
+
+    @property
+    def statistics(self) -> StepStatistics:
+        """What the last average cost: time waited, bytes sent, share of the exchange hidden."""
+        return self._averaging.statistics
+
+    @contextlib.contextmanager
+    def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Inside, parameters and the model's floating buffers are their mean over all nodes.
+
+        Every process must enter. Afterwards everything is restored to the bit.
+        """
+        self._settle()
+        with self._averaging.averaged(model):
+            yield
+
+    def eval(self, model: nn.Module | None = None) -> None:
+        """Make the parameters the mean of all nodes, until `train()`; see `DecentLaM.eval`."""
+        self._settle()
+        self._averaging.eval(model)
+
+    def train(self) -> None:
+        """Give the node its own parameters back, to the bit; in training, change nothing."""
+        self._averaging.train()
+
+    def merge(self, model: nn.Module | None = None) -> None:
+        """Set every node to the exact mean of all, parameters and buffers: the end of a run."""
+        self._settle()
+        self._averaging.merge(model)
+
+    def consensus_distance(self) -> float:
+        """Return sqrt of the mean squared distance of the nodes' parameters from their average."""
+        self._settle()
+        return self._averaging.consensus_distance()
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for gradient accumulation; local steps send nothing in backward."""
+        return contextlib.nullcontext()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the bytes that this process holds for training, by kind."""
+        held = self._averaging.memory_bytes()
+        tensors = [t for state in self.inner.state.values() for t in state.values()]
+        held["state"] += sum(t.nbytes for t in tensors if isinstance(t, Tensor))
+        return held
+
+    # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        self._averaging.join_hook(**kwargs)  # refuses what cannot join
+        return _AnswerNeighbors(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.network.control_device
+
+    @property
+    def join_process_group(self) -> Any:
+        return self.network.group
+
+
+class _Averaging(DecentralizedOptimizer):
+    """The optimizer whose steps are averages; newcomers get the inner optimizer's state with it."""
+
+    def __init__(self, owner: LocalSteps, algorithm: Algorithm, **options: Any) -> None:
+        self._owner = weakref.proxy(owner)
+        groups = [_averaging_group(group) for group in owner.inner.param_groups]
+        super().__init__(groups, algorithm, lr=1.0, **options)
+
+    def _state_for_newcomers(self) -> dict[str, Any]:
+        return self._owner.inner.state_dict()
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        self._owner._load_inner(state, {"since": 0, "rates": [0.0 for _ in self.param_groups]})
+
+
+class _AnswerNeighbors(JoinHook):
+    """A node without data goes on averaging until all have finished."""
+
+    def __init__(self, optimizer: LocalSteps) -> None:
+        self._optimizer = optimizer
+
+    def main_hook(self) -> None:
+        self._optimizer._settle()
+        self._optimizer._send(absent=True)
+        self._optimizer._receive(absent=True)
+
+
+def _algorithm(
+    every: str, outer: Algorithm | None, correction: float, delayed: bool
+) -> LocalAverage | OuterStep:
+    if outer is None:
+        return LocalAverage(every, correction, delayed)
+    if not isinstance(outer, Algorithm):
+        raise TypeError(
+            "outer must be an Algorithm, such as decentlam.algorithms.PmSGD(0.9, nesterov=True), "
+            f"got {shown(outer)}"
+        )
+    return OuterStep(outer, every, delayed)
+
+
+def _averaging_group(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in ("params", "param_names") if name in group}
+
+
+def _hyper(inner: Optimizer) -> dict[str, object]:
+    """Return what the inner optimizers of all nodes must have alike."""
+    return {
+        f"{name} of group {k}": value
+        for k, group in enumerate(inner.param_groups)
+        for name, value in group.items()
+        if name not in ("params", "param_names")
+    }
+
+
+def _check_inner(inner: object) -> None:
+    if not isinstance(inner, Optimizer):
+        raise TypeError(
+            "inner must be a torch optimizer, such as torch.optim.AdamW(model.parameters(), "
+            f"lr=1e-3), got {shown(inner)}"
+        )
+    name = type(inner).__name__
+    if isinstance(inner, DecentralizedOptimizer | LocalSteps):
+        raise ValueError(
+            f"inner is {name}, which averages with other nodes already; give it to nobody, or take "
+            "torch.optim.SGD or AdamW inside"
+        )
+    if isinstance(inner, LBFGS):
+        raise ValueError(f"{name} evaluates a closure many times per step; take AdamW or SGD")
+    if isinstance(inner, SparseAdam):
+        raise ValueError(
+            f"{name} is for sparse gradients, which cannot be averaged; use sparse=False in the "
+            "embedding, and AdamW"
+        )
+    for k, group in enumerate(inner.param_groups):
+        check_number(f"lr of group {k} of {name}", group.get("lr"))
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of steps from {least}, got {shown(value)}")
+
+
+def _checked_names(names: Any, outer: Algorithm | None) -> Sequence[str] | None:
+    """Return the names of state to average, None for those of Adam's kin, () for none."""
+    if names is None:
+        return None if outer is None else ()
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"average_state must be a tuple of names, such as ('exp_avg_sq',), got {shown(names)}"
+        )
+    if names and outer is not None and reaches(outer) != {Reach.NEIGHBORS}:
+        raise ValueError(
+            f"average_state is for averages with neighbors; {outer!r} averages over everyone. "
+            "Leave it out"
+        )
+    return tuple(names)
+
+
+def _check_gradients(params: Sequence[Tensor]) -> None:
+    found = [p.grad for p in params if p.grad is not None]
+    if not found:
+        raise RuntimeError(
+            "step() without any gradient: no parameter of the inner optimizer got one since "
+            "zero_grad(). Call backward() first."
+        )
+    if any(grad.is_sparse for grad in found):
+        raise ValueError(
+            "a parameter has a sparse gradient, which cannot be averaged; use sparse=False in its "
+            "embedding"
+        )

@@ -1,0 +1,101 @@
+"""The average of an inner optimizer's second moments with the neighbors', sent in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from decentlam.exchange.base import Pending
+from decentlam.exchange.neighbors import Neighbors
+from decentlam.local_steps.logarithms import ABSENT, decode, encode, octave_of
+from decentlam.network.network import Network
+from decentlam.topology import Topology
+
+_USUAL = ("exp_avg_sq", "square_avg")  # of Adam and its kin, and of RMSprop
+
+
+class StateAverage:
+    """Averages state tensors of an inner optimizer: V+ = sum over j of w_ij V_j.
+
+    Nodes whose second moments differ scale the same gradient differently, and settle elsewhere.
+    A message has one byte per parameter and name, the same on all nodes, after one for the octave
+    of the largest value. Where a node has no state yet, its neighbors go on with their own.
+    """
+
+    def __init__(
+        self, inner: Optimizer, names: Sequence[str] | None, timeout: timedelta, tag: int
+    ) -> None:
+        self._inner, self._names, self._timeout, self._tag = inner, names, timeout, tag
+        self._exchange: Neighbors | None = None
+        self._pending: Pending | None = None
+
+    def check(self) -> None:
+        """Find the names, after the inner optimizer's first step; refuse what cannot be sent."""
+        held = {name for state in self._inner.state.values() for name in state}
+        if self._names is None and held:
+            self._names = [name for name in _USUAL if name in held]
+        for name in self._names or ():
+            having = [(p, state[name]) for p, state in self._inner.state.items() if name in state]
+            alike = [isinstance(t, Tensor) and t.shape == p.shape for p, t in having]
+            if not alike or not all(alike):
+                raise ValueError(
+                    f"average_state names {name!r}, which is no tensor of the parameter's shape in "
+                    f"the state of {type(self._inner).__name__}; it has "
+                    f"{', '.join(sorted(held)) or 'no state'}. Name second moments, or pass "
+                    "average_state=() to average none"
+                )
+
+    def send(self, network: Network, topology: Topology, step: int) -> int:
+        """Send the state to the neighbors of this step; return the bytes."""
+        self._pending = None
+        slots = self._slots()
+        size = 1 + sum(p.numel() for p, _ in slots)
+        if not slots or network.num_nodes == 1:
+            return 0
+        if self._exchange is None or self._exchange.network is not network:
+            codes = slots[0][0].new_empty(size, dtype=torch.uint8)
+            self._exchange = Neighbors(network, topology, [codes], self._timeout, self._tag)
+        self._exchange.begin(step, [size])
+        message = self._exchange.message(0, size)
+        octave = octave_of(max((float(v.max()) for _, v in slots if v is not None), default=0.0))
+        message[0] = octave + 128
+        for (_, value), part in zip(slots, _cut(message, slots), strict=True):
+            part.fill_(ABSENT) if value is None else encode(value.reshape(-1), octave, part)
+        self._pending = self._exchange.send(0, message, step)
+        return self._pending.bytes_sent
+
+    def receive(self) -> None:
+        """Wait for what the neighbors sent, and average."""
+        if self._pending is None:
+            return
+        _, *others = self._pending.wait()
+        self._pending, slots = None, self._slots()
+        parts = [_cut(codes, slots) for _, codes in others]
+        octaves = [int(codes[0]) - 128 for _, codes in others]
+        for k, (_, value) in enumerate(slots):
+            if value is None:
+                continue
+            before = value.clone()
+            for (weight, _), octave, part in zip(others, octaves, parts, strict=True):
+                if int(part[k][0]) != ABSENT:
+                    theirs = decode(part[k], octave, value.dtype).view(value.shape)
+                    value.add_(theirs.sub_(before), alpha=weight)
+
+    def forget(self) -> None:
+        """Leave the state as it is: the members of the run have changed."""
+        self._pending = self._exchange = None
+
+    def _slots(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return trained parameters, once per name, with what their state has by that name."""
+        params = [p for group in self._inner.param_groups for p in group["params"]]
+        trained = [p for p in params if p.requires_grad and p.numel()]
+        state = self._inner.state
+        return [(p, state.get(p, {}).get(name)) for name in self._names or () for p in trained]
+
+
+def _cut(message: Tensor, slots: Sequence[tuple[Tensor, Tensor | None]]) -> Sequence[Tensor]:
+    return message[1:].split([p.numel() for p, _ in slots])
