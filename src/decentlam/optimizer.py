@@ -161,6 +161,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return self._recovery.run.generation.members
 
     @property
+    def steps(self) -> int:
+        """The number of steps since the run began."""
+        return self.runtime.index
+
+    @property
     def place(self) -> Place:
         """Where this process stands at its next step; `decentlam.Deal` gives its samples."""
         if self._recovery is None:

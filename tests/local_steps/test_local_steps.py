@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +176,249 @@ def test_processes_equal_a_loop_over_the_equations(
             halve_rate(optimizer, step)
     assert_equal(results, expected)
     assert loop.mixes == STEPS // EVERY
+
+
+# torch.optim's contract, and the library's ------------------------------------------------------
+
+
+def test_one_node_is_the_inner_optimizer_to_the_bit() -> None:
+    models = Quadratic(), Quadratic()
+    inner = INNER["adamw"](models[1].parameters())
+    wrapped = decentlam.LocalSteps(INNER["adamw"](models[0].parameters()), every=2, delay=1)
+    trajectories = [train(o, m, 0, range(7)) for o, m in zip((wrapped, inner), models, strict=True)]
+    assert all(map(torch.equal, *trajectories))
+
+
+def test_a_scheduler_on_either_optimizer_sets_the_rate_of_both() -> None:
+    model = Quadratic()
+    optimizer = decentlam.LocalSteps(INNER["sgd"](model.parameters()))
+    for owner in (optimizer, optimizer.inner):
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(owner, gamma=0.5)
+        train(optimizer, model, 0, range(1))
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == optimizer.inner.param_groups[0]["lr"] == 0.0125
+
+
+def resumed(process_group: Group, inner: str, delay: int, tmp: str) -> list[list[Tensor]]:
+    """Eight steps in one go; five, saved in two ways, and three more in new optimizers."""
+    options = {"topology": "bipartite-random-match", "delay": delay}
+    node, model, optimizer = start(process_group, inner, **options)
+    train(optimizer, model, node, range(5))
+    decentlam.save_checkpoint(tmp, model=model, optimizer=optimizer)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    results = [train(optimizer, model, node, range(5, 9))]
+    node, model, optimizer = start(process_group, inner, **options)
+    train(optimizer, model, node, range(4))
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    results.append(train(optimizer, model, node, range(5, 9)))
+    node, model, optimizer = start(process_group, inner, **options)
+    train(optimizer, model, node, range(2))
+    assert decentlam.load_checkpoint(tmp, model=model, optimizer=optimizer).step == 5
+    assert optimizer.steps == 5
+    results.append(train(optimizer, model, node, range(5, 9)))
+    return results
+
+
+@pytest.fixture(scope="module")
+def own_processes(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+    found = Scenarios(N)
+    for inner, delay in (("adamw", 0), ("sgd", 2)):
+        place = str(tmp_path_factory.mktemp("checkpoint"))
+        found.add(f"{inner} {delay}", resumed, inner=inner, delay=delay, tmp=place)
+    return found
+
+
+@pytest.mark.parametrize(("inner", "delay"), [("adamw", 0), ("sgd", 2)])
+def test_a_run_resumes_to_the_bit(own_processes: Scenarios, inner: str, delay: int) -> None:
+    for whole, *others in own_processes.outcomes(f"{inner} {delay}"):
+        for other in others:
+            assert all(map(torch.equal, whole, other))
+
+
+def looked_at(process_group: Group) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return the model, its average, and the model after; while a message is under way."""
+    node, model, optimizer = start(process_group, "sgd", delay=1)
+    train(optimizer, model, node, range(EVERY))
+    with optimizer.averaged(model):
+        mean = flat(model)
+    before = flat(model)
+    optimizer.eval(model)
+    assert torch.equal(flat(model), mean)
+    refused = message_of(optimizer.step)
+    assert "in evaluation" in refused, refused
+    optimizer.train()
+    assert torch.equal(flat(model), before)
+    distance = optimizer.consensus_distance()
+    optimizer.merge(model)
+    return before, mean, flat(model), distance
+
+
+@scenarios.run(looked_at)
+def test_the_average_is_that_of_all_nodes(results: list[Any]) -> None:
+    x = torch.stack([before for before, *_ in results])
+    expected = (x - x.mean(0)).square().sum(1).mean().sqrt()
+    for _, mean, merged, distance in results:
+        assert (mean - x.mean(0)).abs().max() < 1e-12
+        assert torch.equal(mean, merged)
+        assert distance == pytest.approx(float(expected))
+
+
+def joined(process_group: Group) -> tuple[int, Tensor]:
+    node, model, optimizer = start(process_group, "adamw")
+    with Join([optimizer]):
+        train(optimizer, model, node, range(2 + 3 * node))
+    return optimizer.runtime.index, flat(model)
+
+
+@scenarios.run(joined)
+def test_nodes_with_fewer_batches_go_on_averaging(results: list[Any]) -> None:
+    most = (2 + 3 * (N - 1)) // EVERY
+    assert [averages for averages, _ in results] == [most] * N
+
+
+def half_precision(process_group: Group) -> tuple[int, int, float]:
+    """Return the bytes of an average of whole and of half messages, and how far apart models are
+    after one."""
+    found, models = [], []
+    for dtype in (None, torch.float16):
+        node, model, optimizer = start(process_group, "adamw", message_dtype=dtype, topology="ring")
+        train(optimizer, model, node, range(EVERY))
+        found.append(optimizer.statistics.bytes_sent)
+        models.append(flat(model))
+    return found[0], found[1], float((models[0] - models[1]).abs().max())
+
+
+@scenarios.run(half_precision)
+def test_messages_are_of_the_model_and_one_byte_of_state(results: list[Any]) -> None:
+    size, neighbors = sum(Quadratic.SIZES), 2
+    for whole, half, difference in results:
+        assert whole == neighbors * (8 * size + size + 1)
+        assert half == neighbors * (2 * size + size + 1)
+        assert 0 < difference < 0.02
+
+
+def scaled(process_group: Group) -> list[Tensor]:
+    """Train with a scaler that finds an overflow on node 1 in the second step."""
+    node, model, optimizer = start(process_group, "sgd")
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    trajectory = []
+    for step in range(EVERY):
+        optimizer.zero_grad()
+        scaler.scale(quadratic_loss(model, node, step)).backward()
+        if node == 1 and step == 1:
+            next(model.parameters()).grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        trajectory.append(flat(model))
+    assert optimizer.runtime.index == 1  # nobody has waited for node 1
+    return trajectory
+
+
+@scenarios.run(scaled)
+def test_a_step_that_overflows_is_left_out_and_counted(results: list[list[Tensor]]) -> None:
+    assert torch.equal(results[1][0], results[1][1])
+    assert not torch.equal(results[0][0], results[0][1])
+    assert all(torch.isfinite(result[-1]).all() for result in results)
+
+
+def unequal(process_group: Group) -> list[str]:
+    """Return what is said to nodes that do not mean the same."""
+    node = dist.get_rank(process_group)
+    rate = torch.optim.SGD(Quadratic().parameters(), lr=0.1 * (1 + node))
+    same = torch.optim.SGD(Quadratic().parameters(), lr=0.1)
+    return [
+        message_of(lambda: decentlam.LocalSteps(rate, process_group=process_group)),
+        message_of(lambda: decentlam.LocalSteps(same, 2 + node, process_group=process_group)),
+    ]
+
+
+@scenarios.run(unequal)
+def test_nodes_that_differ_are_named(results: list[list[str]]) -> None:
+    for rate, count in results:
+        assert "process 1 has lr of group 0 = 0.2, process 0 has 0.1" in rate
+        assert "3 steps of SGD" in count and "2 steps of SGD" in count
+
+
+class Sparse(nn.Module):
+    """A model whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 2, sparse=True)
+
+
+def test_what_cannot_be_averaged_is_refused_with_the_cure() -> None:
+    params = lambda: Quadratic().parameters()  # noqa: E731
+    sgd = lambda: torch.optim.SGD(params(), lr=0.1)  # noqa: E731
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (lambda: decentlam.LocalSteps(params()), TypeError, "inner must be a torch optimizer"),
+        (lambda: decentlam.LocalSteps(decentlam.DSGD(params())), ValueError, "averages with"),
+        (lambda: decentlam.LocalSteps(torch.optim.LBFGS(params())), ValueError, "closure"),
+        (
+            lambda: decentlam.LocalSteps(torch.optim.SparseAdam(params())),
+            ValueError,
+            "sparse=False",
+        ),
+        (lambda: decentlam.LocalSteps(sgd(), every=0), ValueError, "every must be a whole number"),
+        (lambda: decentlam.LocalSteps(sgd(), every=2.5), ValueError, "every must be a whole"),
+        (lambda: decentlam.LocalSteps(sgd(), every=4, delay=4), ValueError, "less than every=4"),
+        (
+            lambda: decentlam.LocalSteps(sgd(), outer="pmsgd"),
+            TypeError,
+            "outer must be an Algorithm",
+        ),
+        (lambda: decentlam.LocalSteps(sgd(), correction=-1), ValueError, "correction"),
+        (lambda: decentlam.LocalSteps(sgd(), average_state="exp_avg_sq"), TypeError, "a tuple of"),
+        (lambda: decentlam.LocalSteps(sgd(), model=nn.Linear(1, 1)), ValueError, "none of the opt"),
+        (
+            lambda: decentlam.LocalSteps(sgd(), outer=algorithms.PmSGD(), average_state=("a",)),
+            ValueError,
+            "averages over everyone",
+        ),
+    ]
+    for build, kind, text in refused:
+        with pytest.raises(kind, match=text):
+            build()
+
+
+def test_a_state_that_does_not_exist_is_refused_after_the_first_step() -> None:
+    model = Quadratic()
+    inner = INNER["adamw"](model.parameters())
+    optimizer = decentlam.LocalSteps(inner, average_state=("exp_avg_square",))
+    with pytest.raises(ValueError, match=r"average_state names 'exp_avg_square'.*exp_avg_sq"):
+        train(optimizer, model, 0, range(1))
+
+
+def test_sparse_and_missing_gradients_are_refused() -> None:
+    model = Sparse()
+    optimizer = decentlam.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="without any gradient"):
+        optimizer.step()
+    model.table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse=False"):
+        optimizer.step()
+
+
+def test_a_param_group_that_joins_later_is_trained() -> None:
+    model = Quadratic()
+    first, *rest = model.parameters()
+    optimizer = decentlam.LocalSteps(torch.optim.SGD([first], lr=0.1), every=2)
+    train(optimizer, model, 0, range(3))
+    before = flat(model)
+    optimizer.add_param_group({"params": rest, "lr": 0.2})
+    train(optimizer, model, 0, range(3, 6))
+    assert (flat(model) != before).all()
+    assert [group["lr"] for group in optimizer.inner.param_groups] == [0.1, 0.2]
+
+
+def test_growth_of_the_average_without_gradients_is_below_one() -> None:
+    method = algorithms.local_average.LocalAverage()
+    assert decentlam.growth(method, resolve("bipartite-random-match", 8)) < 0.9
+
+
+def test_state_of_another_optimizer_is_refused() -> None:
+    model = Quadratic()
+    optimizer = decentlam.LocalSteps(INNER["sgd"](model.parameters()))
+    with pytest.raises(ValueError, match="not the state of a LocalSteps"):
+        optimizer.load_state_dict(INNER["sgd"](model.parameters()).state_dict())

@@ -17,6 +17,7 @@ from decentlam.checkpoint import directory, state
 from decentlam.checkpoint.saving import Saving, settle
 from decentlam.checkpoint.together import together
 from decentlam.errors import CheckpointError
+from decentlam.local_steps import LocalSteps
 from decentlam.network.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime.agreement import check_agreement
@@ -38,7 +39,7 @@ def save_checkpoint(
     path: str | os.PathLike[str],
     *,
     model: nn.Module,
-    optimizer: DecentralizedOptimizer,
+    optimizer: DecentralizedOptimizer | LocalSteps,
     keep: int = 2,
     background: bool = False,
     **others: Any,
@@ -60,10 +61,11 @@ def save_checkpoint(
             or a ResumableLoader, and random generators of torch, numpy and Python; None is left
             out.
     """
-    network, target = _network(optimizer), directory.local(path)
+    (averaging, others), steps = _parts(optimizer, others), optimizer.steps
+    network, target = averaging.network, directory.local(path)
     network.meet("save a checkpoint")
     settle()
-    objects = state.Objects(model, optimizer, _given(others))
+    objects = state.Objects(model, averaging, _given(others))
 
     def take() -> state.Content:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
@@ -71,7 +73,7 @@ def save_checkpoint(
         return state.take(objects)
 
     content = together(network, take)
-    meta = {**_describe(optimizer), "saved": sorted(objects.others)}
+    meta = {**_describe(averaging), "step": steps, "saved": sorted(objects.others)}
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "keep": keep, **meta})
     content["state"] = state.whole_state(objects)
     return Saving(network, target, meta, content, keep, bool(background))
@@ -81,7 +83,7 @@ def load_checkpoint(
     path: str | os.PathLike[str],
     *,
     model: nn.Module,
-    optimizer: DecentralizedOptimizer,
+    optimizer: DecentralizedOptimizer | LocalSteps,
     **others: Any,
 ) -> Resumed:
     """Continues the last run saved in `path`; every process must call it, with the run's objects.
@@ -91,16 +93,17 @@ def load_checkpoint(
     saved nodes, momentum included, and the random numbers are left alone. `name=None` leaves out
     one of the other objects that were saved. `path` may also be one of the saves in the directory.
     """
-    network, target = _network(optimizer), directory.local(path)
+    averaging, others = _parts(optimizer, others)
+    network, target = averaging.network, directory.local(path)
     network.meet("load a checkpoint")
     settle()
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "loaded": sorted(others)})
-    objects = state.Objects(model, optimizer, _given(others))
+    objects = state.Objects(model, averaging, _given(others))
 
     def read() -> tuple[state.Content, Resumed]:
         place = directory.locate(target)
         meta = directory.read_meta(place, 0)
-        _check_meta(place, meta, optimizer, others)
+        _check_meta(place, meta, averaging, others)
         layout = meta["num_nodes"], meta["processes_per_node"]
         averaged = layout != (network.num_nodes, network.processes_per_node)
         content = _read(place, meta, network, averaged)
@@ -117,10 +120,15 @@ def load_checkpoint(
     return found
 
 
-def _network(optimizer: DecentralizedOptimizer) -> Network:
-    if not isinstance(optimizer, DecentralizedOptimizer):
-        raise TypeError(f"checkpoints are for decentlam's optimizers, got {optimizer!r}")
-    return optimizer.network
+def _parts(
+    optimizer: DecentralizedOptimizer | LocalSteps, others: dict[str, Any]
+) -> tuple[DecentralizedOptimizer, dict[str, Any]]:
+    """Return the optimizer that averages, and what else is saved: one inside of it, too."""
+    if isinstance(optimizer, LocalSteps):
+        return optimizer.averaging, {**others, "inner optimizer": optimizer.between_averages()}
+    if isinstance(optimizer, DecentralizedOptimizer):
+        return optimizer, others
+    raise TypeError(f"checkpoints are for decentlam's optimizers, got {optimizer!r}")
 
 
 def _given(others: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +158,7 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
         "method": type(optimizer.method).__name__,
         "algorithm": repr(optimizer.method),
         "runs": repr(optimizer.algorithm),  # the method, or a stable form of it
-        "step": optimizer.param_groups[0]["step"],
+        "step": optimizer.steps,
         "num_nodes": optimizer.network.num_nodes,
         "processes_per_node": optimizer.network.processes_per_node,
         "versions": {

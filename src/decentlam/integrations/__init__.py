@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from decentlam.local_steps import LocalSteps
 from decentlam.optimizer import DecentralizedOptimizer
+
+NodeOptimizer = DecentralizedOptimizer | LocalSteps
 
 
 def missing(extra: str, error: ImportError) -> ImportError:
@@ -16,9 +19,9 @@ def missing(extra: str, error: ImportError) -> ImportError:
     )
 
 
-def ours(optimizer: Any, trainer: str, cure: str) -> DecentralizedOptimizer:
-    """The optimizer, if it averages; the trainer does not."""
-    if isinstance(optimizer, DecentralizedOptimizer):
+def ours(optimizer: Any, trainer: str, cure: str) -> NodeOptimizer:
+    """Return the optimizer if it averages; the trainer does not."""
+    if isinstance(optimizer, NodeOptimizer):
         return optimizer
     raise TypeError(
         f"{type(optimizer).__name__} does not average with other nodes, and this {trainer} does "

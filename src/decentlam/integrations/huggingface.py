@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from decentlam.checkpoint import load_checkpoint, save_checkpoint
-from decentlam.integrations import missing, ours
+from decentlam.integrations import NodeOptimizer, missing, ours
 from decentlam.optim import AdamW, DecentLaM
 from decentlam.optimizer import DecentralizedOptimizer
 
@@ -64,7 +64,7 @@ class DecentralizedTrainer(Trainer):
             log.info("average_tokens_across_devices is off: nodes do not wait for each other")
 
     @property
-    def node_optimizer(self) -> DecentralizedOptimizer:
+    def node_optimizer(self) -> NodeOptimizer:
         """The optimizer without Accelerate's wrapper."""
         return ours(
             getattr(self.optimizer, "optimizer", self.optimizer),

@@ -21,9 +21,8 @@ from torch.optim import Optimizer
 from decentlam.checkpoint import directory, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.together import together
 from decentlam.data import ResumableLoader
-from decentlam.integrations import missing, ours
+from decentlam.integrations import NodeOptimizer, missing, ours
 from decentlam.network.network import connect
-from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime.evaluation import Evaluation
 
 try:
@@ -136,9 +135,7 @@ class DecentralizedStrategy(DDPStrategy):
     ) -> None:
         if "optimizer_states" in checkpoint:  # else weights only
             self._end_epochs(checkpoint)
-            checkpoint["decentlam"] = {
-                "steps": [o.param_groups[0]["step"] for o in self.optimizers]
-            }
+            checkpoint["decentlam"] = {"steps": [o.steps for o in self.optimizers]}
             with contextlib.ExitStack() as stack:
                 for optimizer in self.optimizers:  # all: each saves the whole model
                     stack.enter_context(optimizer.runtime.own_parameters())
@@ -209,7 +206,7 @@ class DecentralizedFabricStrategy(FabricDDP):
     def __init__(self, **options: Any) -> None:
         _check_options(options, _COMMON | {"precision"})
         super().__init__(**options)
-        self._optimizers: list[DecentralizedOptimizer] = []
+        self._optimizers: list[NodeOptimizer] = []
         self._backward_sync_control = _NoSync(self._optimizers)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -247,7 +244,7 @@ class DecentralizedFabricStrategy(FabricDDP):
 class _NoSync(_BackwardSyncControl):
     """`fabric.no_backward_sync`: a backward that only accumulates."""
 
-    def __init__(self, optimizers: list[DecentralizedOptimizer]) -> None:
+    def __init__(self, optimizers: list[NodeOptimizer]) -> None:
         self._optimizers = optimizers
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> Any:
@@ -274,9 +271,9 @@ class _Rest:
                 self._state[name] = value
 
 
-def _parts(state: dict[str, Any]) -> tuple[nn.Module, DecentralizedOptimizer, _Rest]:
+def _parts(state: dict[str, Any]) -> tuple[nn.Module, NodeOptimizer, _Rest]:
     models = {k: v for k, v in state.items() if isinstance(v, nn.Module)}
-    optimizers = {k: v for k, v in state.items() if isinstance(v, DecentralizedOptimizer)}
+    optimizers = {k: v for k, v in state.items() if isinstance(v, NodeOptimizer)}
     if len(models) != 1 or len(optimizers) != 1:
         raise ValueError(
             "the state needs one model and one optimizer of decentlam, it has "
@@ -293,7 +290,7 @@ def _nodes(filepath: Any) -> Path:
 
 
 @contextlib.contextmanager
-def _no_sync(optimizers: Iterable[DecentralizedOptimizer]) -> Generator[None, None, None]:
+def _no_sync(optimizers: Iterable[NodeOptimizer]) -> Generator[None, None, None]:
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
             stack.enter_context(optimizer.no_sync())
@@ -309,6 +306,6 @@ def _check_options(options: dict[str, Any], allowed: set[str]) -> None:
         )
 
 
-def _check_optimizer(optimizer: Optimizer, how: str) -> DecentralizedOptimizer:
+def _check_optimizer(optimizer: Optimizer, how: str) -> NodeOptimizer:
     cure = f"Use an optimizer of decentlam: {how}, for instance"
     return ours(optimizer, "strategy", f"{cure} decentlam.DecentLaM(model.parameters(), lr=0.1)")

@@ -10,8 +10,7 @@ from torch import nn
 
 from decentlam.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.together import on_process_0
-from decentlam.integrations import missing
-from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.integrations import NodeOptimizer, missing
 
 try:
     import ray.train
@@ -28,7 +27,7 @@ def report(
     metrics: dict[str, Any],
     *,
     model: nn.Module,
-    optimizer: DecentralizedOptimizer,
+    optimizer: NodeOptimizer,
     **others: Any,
 ) -> None:
     """ray.train.report with a checkpoint of the whole run; every worker must call it.
@@ -57,7 +56,7 @@ def report(
     )
 
 
-def resume(*, model: nn.Module, optimizer: DecentralizedOptimizer, **others: Any) -> Resumed | None:
+def resume(*, model: nn.Module, optimizer: NodeOptimizer, **others: Any) -> Resumed | None:
     """Goes on from the last checkpoint of the run, if there is one; every worker must call it.
 
     There is one when Ray has started the workers anew after a failure, and when `fit()` was called

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -192,7 +193,8 @@ class LocalSteps(Optimizer, Joinable):
 
     def _send(self, absent: bool = False) -> None:
         """Send this node's model to its neighbors."""
-        Join.notify_join_context(self)
+        if not absent:
+            Join.notify_join_context(self)
         for group, total in zip(self._averaging.param_groups, self._rates, strict=True):
             group["lr"] = total if self._outer_lr is None else self._outer_lr
         runtime = self.runtime
@@ -223,6 +225,13 @@ class LocalSteps(Optimizer, Joinable):
         if self._pending:
             self._receive()
 
+    def _drop(self) -> None:
+        """Let messages that are under way arrive, unused: the model was replaced."""
+        if self._pending:
+            self._pending = False
+            self.runtime.recall_messages()
+            self._state_average.drop()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the inner optimizer does."""
         self.inner.zero_grad(set_to_none)
@@ -245,32 +254,26 @@ class LocalSteps(Optimizer, Joinable):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node: the inner optimizer's, and what averaging remembers."""
-        self._settle()
-        averaging = self._averaging.state_dict()
-        return {
-            **self.inner.state_dict(),
-            "local_steps": {**self._counts(), "averaging": averaging},
-        }
+        own = self.between_averages().state_dict()
+        return {**own.pop("inner"), "local_steps": {**own, **self._averaging.state_dict()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of this node."""
-        self._settle()
         if "local_steps" not in state_dict:
             raise ValueError(
                 "this is not the state of a LocalSteps optimizer; load it into its inner one with "
                 "optimizer.inner.load_state_dict, and the averages begin anew"
             )
         own = dict(state_dict["local_steps"])
-        self._averaging.load_state_dict(own.pop("averaging"))
-        self._load_inner({k: v for k, v in state_dict.items() if k != "local_steps"}, own)
+        inner = {k: v for k, v in state_dict.items() if k != "local_steps"}
+        self._drop()
+        self._averaging.load_state_dict({k: own.pop(k) for k in ("state", "param_groups")})
+        BetweenAverages(self).load_state_dict({"inner": inner, **own})
 
-    def _counts(self) -> dict[str, Any]:
-        return {"since": self._since, "rates": list(self._rates)}
-
-    def _load_inner(self, inner: dict[str, Any], counts: dict[str, Any]) -> None:
-        self.inner.load_state_dict(inner)
-        self._follow_inner()
-        self._since, self._rates = counts["since"], list(counts["rates"])
+    def between_averages(self) -> BetweenAverages:
+        """Return what a checkpoint has besides the state of averaging; ends a delay."""
+        self._settle()
+        return BetweenAverages(self)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("LocalSteps cannot be pickled or copied; use state_dict()")
@@ -384,6 +387,24 @@ class LocalSteps(Optimizer, Joinable):
         return self.network.group
 
 
+@dataclass(frozen=True, eq=False)
+class BetweenAverages:
+    """What is remembered of local steps: the inner optimizer's state, and counts."""
+
+    owner: LocalSteps
+
+    def state_dict(self) -> dict[str, Any]:
+        owner = self.owner
+        inner = owner.inner.state_dict()
+        return {"inner": inner, "since": owner._since, "rates": list(owner._rates)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        owner = self.owner
+        owner.inner.load_state_dict(state["inner"])
+        owner._follow_inner()
+        owner._since, owner._rates = state["since"], list(state["rates"])
+
+
 class _Averaging(DecentralizedOptimizer):
     """The optimizer whose steps are averages; newcomers get the inner optimizer's state with it."""
 
@@ -393,10 +414,10 @@ class _Averaging(DecentralizedOptimizer):
         super().__init__(groups, algorithm, lr=1.0, **options)
 
     def _state_for_newcomers(self) -> dict[str, Any]:
-        return self._owner.inner.state_dict()
+        return BetweenAverages(self._owner).state_dict()
 
     def _take_state(self, state: dict[str, Any]) -> None:
-        self._owner._load_inner(state, {"since": 0, "rates": [0.0 for _ in self.param_groups]})
+        BetweenAverages(self._owner).load_state_dict(state)
 
 
 class _AnswerNeighbors(JoinHook):

@@ -85,6 +85,12 @@ class StateAverage:
                     theirs = decode(part[k], octave, value.dtype).view(value.shape)
                     value.add_(theirs.sub_(before), alpha=weight)
 
+    def drop(self) -> None:
+        """Wait for what the neighbors sent, and use nothing of it."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
     def forget(self) -> None:
         """Leave the state as it is: the members of the run have changed."""
         self._pending = self._exchange = None

@@ -440,12 +440,11 @@ class Runtime:
         return self._evaluation.interrupted()
 
     def recall_messages(self) -> None:
-        """Let messages that left before their gradient arrive, unused: x is about to change."""
+        """Let messages that left before step() arrive, unused: x is about to change."""
         for bucket in self.buckets:
             if bucket.pending is not None:
                 bucket.pending.wait()
-            bucket.pending = bucket.snapshot = None
-        self._begun = False
+        self._abandon()
 
     def close(self) -> None:
         """Leave the parameters to another runtime. A neighbor's death may be why."""
