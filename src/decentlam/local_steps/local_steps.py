@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from decentlam.algorithms.local_average import LocalAverage
 from decentlam.algorithms.outer_step import OuterStep
 from decentlam.data import Change, Place
 from decentlam.local_steps.state_average import StateAverage
+from decentlam.local_steps.timed import Arrival, seconds_of, weighted
 from decentlam.network.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
@@ -43,7 +45,9 @@ class LocalSteps(Optimizer, Joinable):
     Args:
         inner: Any torch optimizer, such as torch.optim.AdamW or Muon. It keeps its param groups,
             which are this optimizer's, too: a scheduler may be built with either.
-        every: H, the number of local steps from one average to the next.
+        every: H, the number of local steps from one average to the next; or a time such as "2s",
+            for machines that are not equally fast: nodes take as many steps as they can, count by
+            them in the average, and go on while messages travel.
         outer: A method instead of the corrected average, for a step from the last average along
             the way that the nodes have gone since. `algorithms.PmSGD(0.9, nesterov=True)` with
             `outer_lr=0.7` is DiLoCo; `algorithms.DecentLaM(0.5)` is NoLoCo with half its bytes.
@@ -82,7 +86,7 @@ class LocalSteps(Optimizer, Joinable):
     def __init__(
         self,
         inner: Optimizer,
-        every: int = 16,
+        every: int | str = 16,
         *,
         outer: Algorithm | None = None,
         outer_lr: float = 1.0,
@@ -100,19 +104,31 @@ class LocalSteps(Optimizer, Joinable):
         shared_memory: bool = True,
     ) -> None:
         _check_inner(inner)
-        _check_count("every", every, 1)
+        seconds = seconds_of(every)
+        if seconds is None:
+            _check_count("every", every, 1)
         _check_count("delay", delay, 0)
-        if delay >= every:
+        if seconds is not None and (delay or elastic or outer is not None):
+            raise ValueError(
+                f"every={every!r} goes without delay, elastic and outer: messages travel until "
+                "they arrive, and nodes take different numbers of steps. Leave these out, or give "
+                "a number of steps"
+            )
+        if isinstance(every, int) and delay >= every:
             raise ValueError(
                 f"delay={delay} must be less than every={every}: a message arrives before the next "
                 "one leaves"
             )
         names = _checked_names(average_state, outer)
-        self.inner, self.every, self.delay = inner, every, delay
+        self.inner, self.every, self.delay, self._seconds = inner, every, delay, seconds
+        self._taken = 0  # local steps since the run began
+        self._sent_at = time.monotonic()
+        self._arrival: Arrival | None = None
         self._outer_lr = None if outer is None else check_number("outer_lr", outer_lr, above=True)
         self._since = 0  # local steps, since the last messages left
         self._checked = False  # the names of the inner state
         self._pending = False  # messages are under way
+        self._own_steps, self._weights = 0, list[float]()  # of them, in a run by time
         self._extra_bytes = 0  # of the inner state in them
         self._rates = [0.0 for _ in inner.param_groups]  # sums since the last messages left
         super().__init__(inner.param_groups, inner.defaults)
@@ -120,7 +136,12 @@ class LocalSteps(Optimizer, Joinable):
         self._follow_inner()
         self._averaging = _Averaging(
             self,
-            _algorithm(f"{every} steps of {type(inner).__name__}", outer, correction, delay > 0),
+            _algorithm(
+                f"{every} steps of {type(inner).__name__}" if seconds is None else f"{every}",
+                outer,
+                correction,
+                delay > 0 or seconds is not None,
+            ),
             topology=topology,
             message_dtype=message_dtype,
             process_group=process_group,
@@ -161,13 +182,23 @@ class LocalSteps(Optimizer, Joinable):
             self._checked = True
         self._correct()
         self._since += 1
-        if self._pending and self._since == self.delay:
+        self._taken += 1
+        if self._seconds is not None:
+            self._average_in_time(self._seconds)
+        elif self._pending and self._since == self.delay:
             self._receive()
         if self._since == self.every:
             self._send()
             if self.delay == 0:
                 self._receive()
         return loss
+
+    def _average_in_time(self, seconds: float) -> None:
+        """Use messages that have arrived, and send the next ones when it is time."""
+        if self._pending and self._arrival is not None and self._arrival.there():
+            self._receive()
+        if not self._pending and time.monotonic() - self._sent_at >= seconds:
+            self._send()
 
     @torch.no_grad()
     def _unscale(self, params: Sequence[Tensor]) -> bool:
@@ -202,19 +233,39 @@ class LocalSteps(Optimizer, Joinable):
             for bucket in runtime.buckets:
                 bucket.state["sent"].copy_(bucket.shard_x)
         runtime.begin(absent)
-        sent = self._state_average.send(self.network, self.topology, runtime.index)
+        self._extra_bytes = self._state_average.send(
+            self.network,
+            self.topology,
+            runtime.index,
+            None if self._seconds is None else self._since,
+        )
+        self._own_steps, self._sent_at = self._since, time.monotonic()
         self._pending, self._since, self._rates = True, 0, [0.0 for _ in self._rates]
-        self._extra_bytes = sent
+        if self._seconds is not None:
+            self._arrival = Arrival(self._wait)
+
+    def _wait(self) -> None:
+        """Wait for all messages, and let nodes count as often as they took steps."""
+        theirs = self._state_average.wait()
+        for bucket in self.runtime.buckets:
+            if bucket.pending is not None:
+                terms = bucket.pending.wait()
+                bucket.pending.terms = weighted(terms, self._own_steps, theirs)
+                self._weights = [weight for weight, _ in bucket.pending.terms[1 : 1 + len(theirs)]]
 
     def _receive(self, absent: bool = False) -> None:
         """Wait for the neighbors' messages, and use them."""
-        runtime, self._pending = self.runtime, False
+        runtime, self._pending, weights = self.runtime, False, None
+        if self._arrival is not None:
+            arrival, self._arrival = self._arrival, None
+            arrival.result()
+            weights = self._weights
         if absent:
             runtime.step(absent=True)
         else:
             self._averaging.step()
         if runtime is self.runtime:
-            self._state_average.receive()
+            self._state_average.use(weights)
         else:
             self._state_average.forget()
         self.statistics.bytes_sent += self._extra_bytes
@@ -225,10 +276,25 @@ class LocalSteps(Optimizer, Joinable):
         if self._pending:
             self._receive()
 
+    def _meet(self) -> None:
+        """Settle on all nodes together: in a run by time some have averaged more often."""
+        if self._seconds is not None:
+            for _ in range(max(self.network.gather(self._sent)) - self._sent):
+                self._settle()
+                self._send(absent=True)
+        self._settle()
+
+    @property
+    def _sent(self) -> int:
+        """The number of averages whose messages have left."""
+        return self.runtime.index + self._pending
+
     def _drop(self) -> None:
         """Let messages that are under way arrive, unused: the model was replaced."""
         if self._pending:
-            self._pending = False
+            if self._arrival is not None:
+                self._arrival.result()
+            self._pending, self._arrival = False, None
             self.runtime.recall_messages()
             self._state_average.drop()
 
@@ -254,7 +320,8 @@ class LocalSteps(Optimizer, Joinable):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node: the inner optimizer's, and what averaging remembers."""
-        own = self.between_averages().state_dict()
+        self._settle()
+        own = BetweenAverages(self).state_dict()
         return {**own.pop("inner"), "local_steps": {**own, **self._averaging.state_dict()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -272,7 +339,7 @@ class LocalSteps(Optimizer, Joinable):
 
     def between_averages(self) -> BetweenAverages:
         """Return what a checkpoint has besides the state of averaging; ends a delay."""
-        self._settle()
+        self._meet()
         return BetweenAverages(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -318,14 +385,16 @@ class LocalSteps(Optimizer, Joinable):
 
     def _in_steps(self, change: Change) -> Change:
         """Return a change of members that is counted in averages, counted in local steps."""
-        every = self.every
+        every = self.every if isinstance(self.every, int) else 1
         skipped = tuple((k * every + i, n) for k, n in change.skipped for i in range(every))
         return Change(change.step * every, change.size, change.lost, change.since * every, skipped)
 
     @property
     def steps(self) -> int:
         """The number of local steps since the run began."""
-        return (self.runtime.index + self._pending) * self.every + self._since
+        if isinstance(self.every, str):
+            return self._taken
+        return self._sent * self.every + self._since
 
     @property
     def statistics(self) -> StepStatistics:
@@ -338,13 +407,13 @@ class LocalSteps(Optimizer, Joinable):
 
         Every process must enter. Afterwards everything is restored to the bit.
         """
-        self._settle()
+        self._meet()
         with self._averaging.averaged(model):
             yield
 
     def eval(self, model: nn.Module | None = None) -> None:
         """Make the parameters the mean of all nodes, until `train()`; see `DecentLaM.eval`."""
-        self._settle()
+        self._meet()
         self._averaging.eval(model)
 
     def train(self) -> None:
@@ -353,12 +422,12 @@ class LocalSteps(Optimizer, Joinable):
 
     def merge(self, model: nn.Module | None = None) -> None:
         """Set every node to the exact mean of all, parameters and buffers: the end of a run."""
-        self._settle()
+        self._meet()
         self._averaging.merge(model)
 
     def consensus_distance(self) -> float:
         """Return sqrt of the mean squared distance of the nodes' parameters from their average."""
-        self._settle()
+        self._meet()
         return self._averaging.consensus_distance()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -396,13 +465,15 @@ class BetweenAverages:
     def state_dict(self) -> dict[str, Any]:
         owner = self.owner
         inner = owner.inner.state_dict()
-        return {"inner": inner, "since": owner._since, "rates": list(owner._rates)}
+        counts = {"since": owner._since, "taken": owner._taken, "rates": list(owner._rates)}
+        return {"inner": inner, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         owner = self.owner
         owner.inner.load_state_dict(state["inner"])
         owner._follow_inner()
-        owner._since, owner._rates = state["since"], list(state["rates"])
+        owner._since, owner._taken = state["since"], state["taken"]
+        owner._rates = list(state["rates"])
 
 
 class _Averaging(DecentralizedOptimizer):

@@ -15,6 +15,7 @@ from decentlam.local_steps.logarithms import ABSENT, decode, encode, octave_of
 from decentlam.network.network import Network
 from decentlam.topology import Topology
 
+_HEAD = 5  # bytes: the steps that were taken, and an octave
 _USUAL = ("exp_avg_sq", "square_avg")  # of Adam and its kin, and of RMSprop
 
 
@@ -22,8 +23,9 @@ class StateAverage:
     """Averages state tensors of an inner optimizer: V+ = sum over j of w_ij V_j.
 
     Nodes whose second moments differ scale the same gradient differently, and settle elsewhere.
-    A message has one byte per parameter and name, the same on all nodes, after one for the octave
-    of the largest value. Where a node has no state yet, its neighbors go on with their own.
+    A message has one byte per number and name, the same on all nodes, after the steps that the node
+    has taken and the octave of the largest value. Where a node has no state yet, its neighbors go
+    on with their own.
     """
 
     def __init__(
@@ -49,33 +51,43 @@ class StateAverage:
                     "average_state=() to average none"
                 )
 
-    def send(self, network: Network, topology: Topology, step: int) -> int:
-        """Send the state to the neighbors of this step; return the bytes."""
+    def send(self, network: Network, topology: Topology, step: int, taken: int | None) -> int:
+        """Send the state, and how many steps were taken if that counts, to the neighbors; return
+        the bytes."""
         self._pending = None
         slots = self._slots()
-        size = 1 + sum(p.numel() for p, _ in slots)
-        if not slots or network.num_nodes == 1:
+        size = _HEAD + sum(p.numel() for p, _ in slots)
+        if network.num_nodes == 1 or (not slots and taken is None):
             return 0
         if self._exchange is None or self._exchange.network is not network:
-            codes = slots[0][0].new_empty(size, dtype=torch.uint8)
+            codes = torch.empty(size, dtype=torch.uint8, device=network.device)
             self._exchange = Neighbors(network, topology, [codes], self._timeout, self._tag)
         self._exchange.begin(step, [size])
         message = self._exchange.message(0, size)
         octave = octave_of(max((float(v.max()) for _, v in slots if v is not None), default=0.0))
-        message[0] = octave + 128
+        head = (taken or 0).to_bytes(_HEAD - 1, "little") + bytes([octave + 128])
+        message[:_HEAD] = torch.tensor(list(head), dtype=torch.uint8)
         for (_, value), part in zip(slots, _cut(message, slots), strict=True):
             part.fill_(ABSENT) if value is None else encode(value.reshape(-1), octave, part)
         self._pending = self._exchange.send(0, message, step)
         return self._pending.bytes_sent
 
-    def receive(self) -> None:
-        """Wait for what the neighbors sent, and average."""
+    def wait(self) -> list[int]:
+        """Wait for what the neighbors sent; return how many steps each of them has taken."""
+        _, *others = [] if self._pending is None else self._pending.wait()
+        heads = [bytes(codes[: _HEAD - 1].tolist()) for _, codes in others]
+        return [int.from_bytes(head, "little") for head in heads]
+
+    def use(self, weights: Sequence[float] | None = None) -> None:
+        """Average with what the neighbors sent, with these weights or the topology's."""
         if self._pending is None:
             return
         _, *others = self._pending.wait()
+        if weights is not None:
+            others = [(w, codes) for w, (_, codes) in zip(weights, others, strict=True)]
         self._pending, slots = None, self._slots()
         parts = [_cut(codes, slots) for _, codes in others]
-        octaves = [int(codes[0]) - 128 for _, codes in others]
+        octaves = [int(codes[_HEAD - 1]) - 128 for _, codes in others]
         for k, (_, value) in enumerate(slots):
             if value is None:
                 continue
@@ -104,4 +116,4 @@ class StateAverage:
 
 
 def _cut(message: Tensor, slots: Sequence[tuple[Tensor, Tensor | None]]) -> Sequence[Tensor]:
-    return message[1:].split([p.numel() for p, _ in slots])
+    return message[_HEAD:].split([p.numel() for p, _ in slots])
