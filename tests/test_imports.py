@@ -42,7 +42,8 @@ MAY_IMPORT = {
     },
     "optim": {"algorithms", "options", "optimizer"},
     "local_steps": {
-        "algorithms", "topology", "network", "exchange", "data", "options", "runtime", "optimizer",
+        "algorithms", "topology", "errors", "network", "exchange", "data", "options", "runtime",
+        "optimizer",
     },
     "checkpoint": {"errors", "network", "runtime", "optimizer", "local_steps"},
 }  # fmt: skip

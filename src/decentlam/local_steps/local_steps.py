@@ -20,6 +20,7 @@ from decentlam.algorithms import Algorithm, Reach, check_number, reaches, shown
 from decentlam.algorithms.local_average import LocalAverage
 from decentlam.algorithms.outer_step import OuterStep
 from decentlam.data import Change, Place
+from decentlam.errors import ExchangeError
 from decentlam.local_steps.state_average import StateAverage
 from decentlam.local_steps.timed import Arrival, seconds_of, weighted
 from decentlam.network.network import Network
@@ -121,6 +122,7 @@ class LocalSteps(Optimizer, Joinable):
             )
         names = _checked_names(average_state, outer)
         self.inner, self.every, self.delay, self._seconds = inner, every, delay, seconds
+        self._elastic = elastic
         self._taken = 0  # local steps since the run began
         self._sent_at = time.monotonic()
         self._arrival: Arrival | None = None
@@ -233,12 +235,11 @@ class LocalSteps(Optimizer, Joinable):
             for bucket in runtime.buckets:
                 bucket.state["sent"].copy_(bucket.shard_x)
         runtime.begin(absent)
-        self._extra_bytes = self._state_average.send(
-            self.network,
-            self.topology,
-            runtime.index,
-            None if self._seconds is None else self._since,
-        )
+        counted = None if self._seconds is None else self._since
+        with self._state_errors():
+            self._extra_bytes = self._state_average.send(
+                self.network, self.topology, runtime.index, counted
+            )
         self._own_steps, self._sent_at = self._since, time.monotonic()
         self._pending, self._since, self._rates = True, 0, [0.0 for _ in self._rates]
         if self._seconds is not None:
@@ -265,11 +266,23 @@ class LocalSteps(Optimizer, Joinable):
         else:
             self._averaging.step()
         if runtime is self.runtime:
-            self._state_average.use(weights)
+            with self._state_errors():
+                self._state_average.use(weights)
         else:
             self._state_average.forget()
         self.statistics.bytes_sent += self._extra_bytes
         self.statistics.total_bytes_sent += self._extra_bytes
+
+    @contextlib.contextmanager
+    def _state_errors(self) -> Iterator[None]:
+        """Leave the inner state as it is if a member of an elastic run is lost: the model's own
+        exchange finds out, and the members change."""
+        try:
+            yield
+        except ExchangeError:
+            if not self._elastic:
+                raise
+            self._state_average.forget()
 
     def _settle(self) -> None:
         """Use messages that are under way, before anybody looks at the model."""
