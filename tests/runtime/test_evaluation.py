@@ -53,6 +53,33 @@ def different_calls(process_group: Group, directory: str) -> tuple[list[str], fl
     return errors, optimizer.consensus_distance()
 
 
+def another_model(process_group: Group) -> tuple[Tensor, Tensor, Tensor, str]:
+    """Return an EMA of a node's model, its mean over the nodes, what is left afterwards, and what
+    is said about the model of another optimizer."""
+    node, model, optimizer = start(process_group, "decentlam")
+    ema = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    )
+    for step in range(3):
+        train(optimizer, model, node, range(step, step + 1))
+        ema.update_parameters(model)
+    before = flat(ema)
+    with optimizer.averaged(ema):
+        mean = flat(ema)
+    after = flat(ema)
+    _, other, _ = start(process_group, "decentlam")
+    return before, mean, after, message_of(lambda: optimizer.eval(other))
+
+
+@scenarios.run(another_model)
+def test_an_ema_is_averaged_as_a_model_of_its_own(results: list[Any]) -> None:
+    expected = torch.stack([before for before, *_ in results]).mean(0)
+    for before, mean, after, said in results:
+        assert (mean - expected).abs().max() < 1e-12
+        assert torch.equal(before, after)
+        assert "belong to another optimizer of decentlam, and none to this one" in said
+
+
 def evaluate(process_group: Group, method: str, overlap: bool) -> dict[str, Any]:
     node = dist.get_rank(process_group)
     model = Normed(seed=node)

@@ -16,15 +16,32 @@ from decentlam.runtime.bucket import memory_of
 _active: weakref.WeakSet[Evaluation] = weakref.WeakSet()  # of all optimizers of this process
 
 
-def floating_buffers(model: nn.Module | None) -> list[Tensor]:
-    """BatchNorm statistics and the like; counters are not averaged."""
-    return [b for b in model.buffers() if b.is_floating_point()] if model is not None else []
+def beside(flat: Sequence[Tensor], model: nn.Module | None) -> list[Tensor]:
+    """Return what is averaged besides the optimizer's parameters: the model's floating buffers, as
+    batch norm has them, and its parameters if it is another model, as an EMA of the first."""
+    if model is None:
+        return []
+    ours, params = {_memory(x) for x in flat}, list(model.parameters())
+    held = [_memory(p) in ours for p in params]
+    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    if any(held) or not params:
+        return buffers
+    if others := [p for p in params if memory_of(p) is not p]:
+        raise ValueError(
+            f"{len(others)} parameters of this {type(model).__name__} belong to another optimizer "
+            "of decentlam, and none to this one; call that optimizer's averaged, eval or merge"
+        )
+    return [p.data for p in params if p.is_floating_point()] + buffers
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 @torch.no_grad()
 def average_(flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
     """Replaces parameters and floating buffers by their mean over all processes."""
-    tensors = [*flat, *floating_buffers(model)]
+    tensors = [*flat, *beside(flat, model)]
     for t, mean in zip(tensors, _means(tensors, network, "merge"), strict=True):
         t.copy_(mean)
 
@@ -41,7 +58,7 @@ class Evaluation:
     def enter(self, flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
         """From here on the mean; every process must come here."""
         assert not self.active
-        means = _means([*flat, *floating_buffers(model)], network, "average")
+        means = _means([*flat, *beside(flat, model)], network, "average")
         self._flat, self._model = flat, model
         self._swap(means)
         self._aside, self.active = means, True
@@ -73,7 +90,7 @@ class Evaluation:
     @torch.no_grad()
     def _swap(self, others: Sequence[Tensor]) -> None:
         # The buffers as the model has them now: a trainer may have moved them.
-        for a, b in zip([*self._flat, *floating_buffers(self._model)], others, strict=True):
+        for a, b in zip([*self._flat, *beside(self._flat, self._model)], others, strict=True):
             kept = a.clone()
             a.copy_(b)
             b.copy_(kept)
@@ -89,7 +106,7 @@ class Evaluation:
 
 def check_none_averaged(model: nn.Module, what: str) -> None:
     """Refuses a model of which an optimizer, whichever it is, has put the mean in place."""
-    means = {id(t) for e in _active for t in (*e._flat, *floating_buffers(e._model))}
+    means = {id(t) for e in _active for t in (*e._flat, *beside(e._flat, e._model))}
     named = (*model.named_parameters(), *model.named_buffers())
     averaged = [name for name, t in named if id(memory_of(t)) in means]
     if averaged:
