@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,7 +21,7 @@ from mkdocs.structure.files import File, Files
 
 from decentlam import ALGORITHMS, TOPOLOGIES
 from decentlam.algorithms import Algorithm, Reach, make
-from decentlam.analysis.stability import growth_rate, relative_bias, response
+from decentlam.analysis.stability import choose, growth_rate, relative_bias, response
 from decentlam.lab.report.topology_drawing import draw
 from decentlam.topology import Topology
 
@@ -38,7 +39,12 @@ def on_files(files: Files, config: Any) -> Files:
     for name in TOPOLOGIES:
         place = f"assets/topologies/{name}.svg"
         files.append(File.generated(config, place, content=_svg(draw(TOPOLOGIES[name](8)))))
-    files.append(File.generated(config, "assets/bytes.svg", content=_svg(_bytes_figure())))
+    figures = {"bytes": _bytes_figure()}
+    for name, label in (("time", "time of a step / DDP's"), ("accuracy", "top-1, %")):
+        page = Path(config.docs_dir, "results", f"{name}.md").read_text()
+        figures[name] = _bars_figure(page, label)
+    for name, figure in figures.items():
+        files.append(File.generated(config, f"assets/{name}.svg", content=_svg(figure)))
     return files
 
 
@@ -145,7 +151,7 @@ def _facts(name: str) -> dict[str, str]:
     linear = name != "pmsgd-lars"
     return {
         "sent per neighbor": _sent(algorithm),
-        "buffers": models(len(algorithm.buffers)) if algorithm.buffers else "none",
+        "buffers": _buffers(algorithm, changing),
         "bias on a ring": _bias(algorithm, ring) if linear else "none",
         "delay": f"{response(algorithm)[1]:.3g} steps" if linear else "as `pmsgd`",
         "changing weights": _on_changing(algorithm, changing) if linear else "stable",
@@ -163,14 +169,28 @@ def _sent(algorithm: Algorithm) -> str:
     return text
 
 
+def _buffers(algorithm: Algorithm, network: Topology) -> str:
+    """Count them as the optimizer does: where peers change, another form may run."""
+    own = models(len(algorithm.buffers)) if algorithm.buffers else "none"
+    steady = choose(algorithm, network, "auto")[0]
+    return (
+        own
+        if type(steady) is type(algorithm)
+        else f"{own}; {len(steady.buffers)} where peers change"
+    )
+
+
 def _bias(algorithm: Algorithm, network: Topology) -> str:
     bias = relative_bias(algorithm, network)
     return "none" if bias < 1e-9 else f"{bias:.3g} x DSGD's"
 
 
 def _on_changing(algorithm: Algorithm, network: Topology) -> str:
-    rate = growth_rate(algorithm, network).value
-    return "stable" if rate < 1 else f"diverges: {rate:.2f} per step"
+    runs, network, _ = choose(algorithm, network, "auto")  # as the optimizers do
+    rate = growth_rate(runs, network).value
+    if rate >= 1:
+        return f"diverges: {rate:.2f} per step"
+    return "stable" if type(runs) is type(algorithm) else "stable, in its steady form"
 
 
 def _network_facts(name: str, n: int) -> list[str]:
@@ -181,7 +201,8 @@ def _network_facts(name: str, n: int) -> list[str]:
     exact = network.exact_after
     growth = "-"
     if network.symmetric:
-        growth = f"{growth_rate(make('decentlam', BETA), network).value:.2f}"
+        runs, mixed, _ = choose(make("decentlam", BETA), network, "auto")
+        growth = f"{growth_rate(runs, mixed).value:.2f}"
     return [
         _number(_peers(network)),
         f"exact in {exact}" if exact else f"{network.rho:.2f}",
@@ -212,6 +233,34 @@ def _bytes_figure() -> Figure:
     ax.set_xticks(counts, [str(n) for n in counts])
     ax.set(xlabel="nodes", ylabel="models sent per step", ylim=(0, None))
     ax.legend(frameon=False, fontsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _bars_figure(page: str, label: str) -> Figure:
+    """Draw the first table of a page of results: a group of bars per row, a color per column.
+
+    A cell's number is the one in brackets, or else its first.
+    """
+    head, _, *rows = (
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in page[page.index("\n|") + 1 :].split("\n\n")[0].split("\n")
+    )
+    figure = Figure(figsize=(6.4, 0.4 * len(rows) + 0.9), layout="constrained")
+    ax = figure.subplots()
+    width = 0.8 / (len(head) - 1)
+    for column, name in enumerate(head[1:], 1):
+        numbers = [re.search(r"(?<=\()\d[\d.]*(?=\))|^[\d.]+(?= ±)", row[column]) for row in rows]
+        ax.barh(
+            [i + width * (column - 1) for i in range(len(rows))],
+            [float(found[0]) if found else 0 for found in numbers],
+            height=width,
+            label=name,
+        )
+    ax.set_yticks([i + 0.4 - width / 2 for i in range(len(rows))], [row[0] for row in rows])
+    ax.invert_yaxis()
+    ax.set(xlabel=label)
+    figure.legend(frameon=False, fontsize=8, ncols=2, loc="outside upper right")
     ax.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -1,6 +1,7 @@
 """The branch for NCCL without a GPU: its values, its order of posts, and that it waits for nothing.
 
-gloo stands in for NCCL and fake tensors for a GPU. What only a GPU can show is in docs/runtime.md.
+gloo stands in for NCCL and fake tensors for a GPU. docs/architecture.md says what only a GPU can
+show.
 """
 
 from __future__ import annotations
