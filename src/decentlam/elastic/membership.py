@@ -375,7 +375,7 @@ class Membership:
         try:
             dist.init_process_group(
                 "gloo",
-                store=dist.PrefixStore(f"group {generation.number}", self._store),
+                store=self._heartbeat.group_store(f"group {generation.number}"),
                 rank=generation.members.index(self.me),
                 world_size=len(generation.members),
                 timeout=wait,

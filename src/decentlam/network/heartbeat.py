@@ -48,6 +48,9 @@ _LONGEST_BEAT = 1.0
 _GONE = 2  # answers in a row without which the store counts as gone
 _READ_SECONDS = 10.0  # that the process of the store stays for others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
+_FORMED = timedelta(seconds=60.0)  # the same for what forms a group, if torch says nothing else
+_REQUEST_SECONDS = 5.0  # of one request, at least
+_LOOK_SECONDS = 0.02  # between two looks whether others have written something
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
 _GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
@@ -85,6 +88,7 @@ class Heartbeat:
 
     def __init__(self, store: dist.Store, me: int, members: Sequence[int], generation: int) -> None:
         self.me = me
+        self._store = store  # which ends, if it is in this process, when nobody knows it any more
         self.calls = StoreCalls(store)
         self.limit = USUAL_SECONDS
         self._facts = {
@@ -107,6 +111,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self.interrupted_at = 0.0
         self._leaves = False  # this process ends in order
+        self.forming: dist.Store | None = None
         self._wake, self._stopped, self._closed = os.pipe(), False, False
         self.follow(members, generation)
         self.calls.call(self._beat, _FIRST_SECONDS)  # others may look for it from here on
@@ -157,6 +162,15 @@ class Heartbeat:
                     self._groups.add(group)
                 if self.interruption is not None:  # it came while the group was formed
                     close_connections(group)
+
+    def group_store(self, prefix: str) -> dist.Store:
+        """Return a store for torch to form a group in, whose waits end when somebody is lost.
+
+        In another one torch would wait until its timeout for an address that nobody writes any
+        more. All processes must use one of the same prefix, which `watches_default_group` keeps.
+        """
+        self.forming = _GroupStore(self)
+        return dist.PrefixStore(prefix, self.forming)
 
     @property
     def lost(self) -> dict[int, str]:
@@ -446,6 +460,53 @@ class Heartbeat:
             return _Seen(beat, now)
 
 
+class _GroupStore(dist.Store):
+    """The store of a heartbeat, as torch's groups use one. Errors are those of torch: whoever forms
+    a group looks for their cause."""
+
+    def __init__(self, watch: Heartbeat) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def _call(self, request: Callable[[Any], T]) -> T:
+        try:
+            return self._watch.calls.call(request, max(self._watch.limit, _REQUEST_SECONDS))
+        except StoreError as error:
+            raise RuntimeError(str(error)) from error
+
+    def _check_nobody_is_lost(self) -> None:
+        if self._watch.interruption is not None:
+            raise RuntimeError(self._watch.interruption.text)
+
+    def wait(self, keys: list[str], timeout: timedelta = _FORMED) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            self._check_nobody_is_lost()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nobody wrote {keys} within {timeout.total_seconds():g} s")
+            time.sleep(_LOOK_SECONDS)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._call(lambda store: store.get(key))
+
+    def set(self, key: str, value: str) -> None:
+        self._call(lambda store: store.set(key, value))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._call(lambda store: store.check(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        self._check_nobody_is_lost()  # torch takes the error of a wait for a timeout, and asks here
+        return self._call(lambda store: store.add(key, amount))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._call(lambda store: store.compare_set(key, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        return self._call(lambda store: store.delete_key(key))
+
+
 def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
     """Of a gloo group that was formed with another one."""
     group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
@@ -551,6 +612,10 @@ def _space(kind: str) -> list[str] | None:
 
 _current: Heartbeat | None = None
 _watched: weakref.ref[dist.ProcessGroup] | None = None  # the default group that it is for
+# What torch knows of a store that is written in Python is not enough to keep it.
+_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.Store | None] = (
+    weakref.WeakKeyDictionary()
+)
 _forsaken: weakref.ref[dist.ProcessGroup] | None = None  # one that is not to be destroyed
 
 
@@ -584,6 +649,7 @@ def watches_default_group(watch: Heartbeat) -> None:
     global _watched
     assert dist.group.WORLD is not None
     _watched = weakref.ref(dist.group.WORLD)
+    _stores[dist.group.WORLD], watch.forming = watch.forming, None
     watch.guard(dist.group.WORLD)
 
 
