@@ -8,6 +8,7 @@ batches that it skips are dealt again.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -71,6 +72,7 @@ class Recovery:
     def start(self) -> None:
         """Take part in the run, whether it begins or is under way."""
         run = self.run
+        run.use_position(_position_of(weakref.ref(self)))
         run.description = {k: repr(v) for k, v in self._description.items() if _stays(k)}
         if run.joins:
             self._check_description(run.read("facts"))
@@ -196,6 +198,17 @@ class Recovery:
             for tensor, value in zip(tensors, received, strict=True):  # all of it, or nothing
                 tensor.copy_(value)
             run.has_state = True
+
+
+def _position_of(its: weakref.ref[Recovery]) -> Callable[[], int]:
+    """Return a function that tells how far the training is."""
+
+    def position() -> int:
+        recovery = its()
+        runtime = None if recovery is None else recovery._runtime
+        return 0 if runtime is None else runtime.position
+
+    return position
 
 
 def check_network(network: Network, process_group: dist.ProcessGroup | None) -> None:

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -112,6 +113,9 @@ class Heartbeat:
         self.interrupted_at = 0.0
         self._leaves = False  # this process ends in order
         self.forming: dist.Store | None = None
+        self.position: Callable[[], int] = lambda: 0  # grows while this process trains
+        self._meets = False  # it waits for all members to make the same call
+        self._passed_at = math.inf  # when some were first seen to have gone past that call
         self._wake, self._stopped, self._closed = os.pipe(), False, False
         self.follow(members, generation)
         self.calls.call(self._beat, _FIRST_SECONDS)  # others may look for it from here on
@@ -141,6 +145,16 @@ class Heartbeat:
         left.close()  # the thread may be waiting there
         calls.call(self._beat, max(self.limit, 5.0))
         self._wake_up()
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Inside, this process waits for all members to make the same call. It is interrupted if
+        one of them has gone on to a later position: who was behind, or is new, skips calls."""
+        self._passed_at, self._meets = math.inf, True
+        try:
+            yield
+        finally:
+            self._meets = False
 
     def concern(self, ranks: Sequence[int] | None) -> None:
         """Whom this process trains with; None is everyone. Others may be lost without a word, and
@@ -339,7 +353,8 @@ class Heartbeat:
 
     def _beat(self, store: Any) -> None:
         self._count += 1
-        beat = {**self._facts, "count": self._count, "left": self._leaves}
+        at = [self.generation, self.position()]
+        beat = {**self._facts, "count": self._count, "left": self._leaves, "at": at}
         store.set(f"beat/{self.me}", json.dumps(beat))
 
     def _exchange(
@@ -414,14 +429,28 @@ class Heartbeat:
             and not concerned & set(interruption.lost)
         ):
             interruption = None  # of those who train something else
-        if interruption is None and gone:
-            text = "; ".join(f"{self.name(m)} died or stopped: {self._lost[m]}" for m in gone)
+        passed = self._who_passed(generation, now)
+        if interruption is None and (gone or passed):
+            lines = [f"{self.name(m)} died or stopped: {self._lost[m]}" for m in gone]
+            lines += [f"{self.name(m)} has gone on without this call" for m in passed]
+            text = "; ".join(lines)
             interruption = found = Interruption(text, tuple(gone))
             with contextlib.suppress(ExchangeError):
                 first = self.calls.call(lambda store: _declare(store, generation, found), 5.0)
-                interruption = first if concerned & set(first.lost) else found
+                interruption = first if passed or concerned & set(first.lost) else found
         if interruption is not None and self.interruption is None:
             self._stop_waiting(interruption)
+
+    def _who_passed(self, generation: int, now: float) -> list[int]:
+        """Members that do not come to where this process waits for them, as it seems for a while:
+        it may just not have seen yet that they have come and gone."""
+        at = {m: self._seen[m].beat["at"] for m in self.members if m in self._seen}
+        here = self.position()
+        passed = [m for m, (its, there) in at.items() if its == generation and there > here]
+        if not self._meets or not passed:
+            return []
+        self._passed_at = min(self._passed_at, now)
+        return passed if now - self._passed_at > self.limit / 2 else []
 
     def _how_lost(self, seen: _Seen, now: float) -> str | None:
         if seen.beat["left"]:
@@ -577,6 +606,7 @@ def _read_beat(text: bytes) -> dict[str, Any] | None:
             "net": None | [str(), str()],
             "count": int(),
             "left": bool(),
+            "at": [int(), int()],
         } if 0 < pid < _PIDS:
             return beat
     return None
@@ -671,6 +701,11 @@ def use_limit(heartbeat_seconds: float) -> None:
 def interrupted() -> bool:
     """Whether somebody is known to be lost; asked by whoever waits without torch."""
     return _current is not None and _current.interruption is not None
+
+
+def meeting() -> contextlib.AbstractContextManager[None]:
+    """Around a wait for all members to make the same call."""
+    return contextlib.nullcontext() if _current is None else _current.meeting()
 
 
 def explain(peer: str, patience: float) -> str | None:

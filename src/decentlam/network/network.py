@@ -130,7 +130,8 @@ class Network:
     def meet(self, what: str) -> None:
         """Before all processes do something together: refuses if one does something else. Sums of
         what does not belong together would be numbers, and wrong."""
-        everyone = self.gather(what)
+        with heartbeat.meeting():
+            everyone = self.gather(what)
         if all(said == what for said in everyone):
             return
         calls: dict[str, list[int]] = {}

@@ -124,6 +124,11 @@ class Runtime:
         return index
 
     @property
+    def position(self) -> int:
+        """A number that grows when a step begins, and when it ends."""
+        return 2 * self.index + self._open
+
+    @property
     def exchange(self) -> Exchange:
         """What mixes the messages of this step."""
         return _ALONE if self._alone else self.exchanges[self.algorithm.reach(self.index)]
