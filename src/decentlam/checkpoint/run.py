@@ -61,7 +61,7 @@ def save_checkpoint(
             out.
     """
     network, target = _network(optimizer), directory.local(path)
-    network.meet("save a checkpoint")
+    network.meet("save a checkpoint", optimizer.runtime.rates)
     settle()
     objects = state.Objects(model, optimizer, _given(others))
 

@@ -24,7 +24,7 @@ from decentlam.errors import ExchangeError, LaunchError, MinorityError, RunOverE
 from decentlam.exchange.base import forget_unfinished
 from decentlam.network.network import Network
 from decentlam.network.store import StoreGoneError
-from decentlam.runtime.agreement import check_agreement
+from decentlam.runtime.agreement import check_agreement, check_order
 from decentlam.runtime.build import start_equal
 from decentlam.runtime.param_groups import ParamGroup
 from decentlam.runtime.runtime import Runtime
@@ -137,6 +137,7 @@ class Recovery:
         self._runtime = runtime = self._rebuild(self._fitting)
         if generation.number == 0:
             check_agreement(runtime.network, self._description)
+            check_order(runtime.network, self._groups)
         form = {"stable form": f"{runtime.algorithm!r} on {runtime.topology!r}"}
         check_agreement(runtime.network, form)
         run.use_timeout(self._timeout_seconds)
