@@ -35,6 +35,7 @@ from tests.helpers.scripts import fork
 SEEDS = {
     "killed, shared memory": ("8", "1"),
     "killed, sent": ("2", "1"),
+    "killed while optimizers are built, too": ("9", "1"),
     "the store is killed": ("1", "1"),
     "two stores are killed": ("13", "2"),
     "the store is stopped": ("43", "1"),
