@@ -428,6 +428,8 @@ def _checked_params(params: Any) -> Any:
     for group in params:
         if isinstance(group, dict) and not isinstance(group.get("params"), Iterable):
             raise TypeError(f"{allowed}; a group has its own under 'params', got {shown(group)}")
+        if isinstance(group, tuple) and len(group) != 2:
+            raise TypeError(f"{allowed}, or pairs of name and parameter, got {shown(group)}")
     return params
 
 

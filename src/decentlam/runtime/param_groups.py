@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio
+from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio, shown
 
 ParamGroup = dict[str, Any]
 PAST = ("previous_lr", "sync_lr", "skipped_steps")  # what a group remembers of steps it took
@@ -39,6 +39,9 @@ def prepare(groups: Iterable[ParamGroup], method: Algorithm, step: int = 0) -> N
 
 def check_values(group: ParamGroup) -> None:
     """Refuses numbers that no step can be taken with."""
+    for name, value in group.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} of a param group must be one value, got {shown(value)}")
     for name in ("lr", "weight_decay"):
         check_number(name, group[name])
     for name in ("previous_lr", "sync_lr", "skipped_steps"):
