@@ -4,11 +4,13 @@
     python benchmarks/chaos.py --runs 100 --out out/chaos.json   # goes on where it was stopped
 
 Each run has a seed, from which its faults (kind, rank, step, phase) follow. In every third run
-process 0 has the store, and whoever has it may be killed, stopped or cut off, too. With root and
-`ip` every process is in a network namespace and links can be cut; else all are on loopback. At the
-end of a run: nobody hangs, those who are left are near the solution, their parameters are those of
-a simulation with the same members and the same interrupted steps, and no sample was lost but those
-of the batch that a process was lost with.
+process 0 has the store, and whoever has it may be killed, stopped or cut off, too; in every fifth a
+process is killed while it builds its optimizer. Every few steps all do something together: they
+measure their distance, average or save. With root and `ip` every process is in a network namespace
+and links can be cut; else all are on loopback. At the end of a run: nobody hangs, those who are
+left are near the solution, their parameters are those of a simulation with the same members and the
+same interrupted steps, no sample was lost but those of the batch that a process was lost with, and
+nobody stood still for more than two heartbeats but who was stopped or cut off itself.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -42,13 +45,17 @@ from torch import Tensor, nn
 import decentlam
 from decentlam.data import Change, Deal, Place
 from decentlam.elastic.membership import current
-from decentlam.errors import LaunchError, MinorityError, RunOverError
+from decentlam.errors import ExchangeError, LaunchError, MinorityError, RunOverError
 from decentlam.lab.network.hosts import INTERFACE, Host, hosts, unavailable
 
 Note = Callable[..., None]
+TOGETHER = "in something that all do together"
+BUILDS = "while its optimizer is built"
 PHASES = ("before backward", "in backward", "before step", "in the exchange")
 SIZES = (6, 5, 4, 3, 2)  # of the parameters
 SAMPLES, BATCH, LR, MOMENTUM = 400, 4, 0.02, 0.8
+TOGETHER_STEPS = 5  # between two things that all do together
+COLLECTIVES = 5  # of those in which an optimizer is built one is the last of a victim
 PACE_SECONDS = 0.03  # a step takes at least this long: who comes back should find the others
 BACK_SECONDS = 4.0  # after which a process that was stopped or cut off is let go on
 STORE_BACK_SECONDS = 14.0  # the same where it may have the store, which may be silent for longer
@@ -61,7 +68,7 @@ _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19  # of
 class Fault:
     kind: str  # kill, stop, cut, store
     rank: int
-    step: int
+    step: int  # of BUILDS: -1 - the number of collectives before
     phase: str
 
 
@@ -79,6 +86,11 @@ def schedule(seed: int, nodes: int, steps: int, faults: int, cuts: bool) -> list
     for k, rank in enumerate(draw.sample(range(nodes), faults)):
         kind, step = draw.choice(kinds), (k + 1) * gap + draw.randrange(gap // 2)
         found.append(Fault(kind, ANYONE if kind == "store" else rank, step, draw.choice(PHASES)))
+    more = random.Random(f"{seed} more")
+    found = [replace(f, phase=TOGETHER) if more.random() < 0.25 else f for f in found]
+    if seed % 5 == 4:
+        rest = sorted(set(range(nodes)) - {f.rank for f in found})
+        found.append(Fault("kill", more.choice(rest), -1 - more.randrange(COLLECTIVES), BUILDS))
     return found
 
 
@@ -133,15 +145,18 @@ def node(
 
     note("started")
     try:
-        train(rank, steps, faults, options, note)
+        train(Path(out).parent / "checkpoint", steps, faults, options, note)
     except (RunOverError, MinorityError, LaunchError) as error:
         note("late", kind=type(error).__name__, why=str(error))
 
 
 def train(
-    rank: int, steps: int, faults: dict[int, Fault], options: dict[str, Any], note: Note
+    saves: Path, steps: int, faults: dict[int, Fault], options: dict[str, Any], note: Note
 ) -> None:
     decentlam.init(timeout_seconds=120.0, join_seconds=60.0, elastic=True)
+    for fault in faults.values():
+        if fault.phase == BUILDS:
+            _die_in_collective(-1 - fault.step, partial(_suffer, fault, note))
     a, y = data()
     model, deal = Pieces(), Deal(SAMPLES, BATCH)
     optimizer = decentlam.DecentLaM(
@@ -151,7 +166,9 @@ def train(
     run = current()
     assert run is not None
     generation = run.generation.number
-    note("began", id=run.me, generation=run.generation.as_json())
+    noticed, formed = run.changed_at
+    note("began", id=run.me, generation=run.generation.as_json(), noticed=noticed, formed=formed)
+    waiting: Fault | None = None  # for the next thing that all do together
     while (step := optimizer.runtime.index) < steps:
         place = optimizer.place
         indices = deal.indices(place)
@@ -170,6 +187,8 @@ def train(
             _suffer(fault, note)
         if fault is not None and fault.phase == "in the exchange":
             threading.Timer(0.001, _suffer, (fault, note)).start()
+        if fault is not None and fault.phase == TOGETHER:
+            waiting = fault
         single = optimizer.network.num_nodes == 1
         optimizer.step()
         time.sleep(PACE_SECONDS)
@@ -179,8 +198,45 @@ def train(
             noticed, formed = run.changed_at
             note("changed", id=run.me, generation=run.generation.as_json(), noticed=noticed,
                  formed=formed, step=optimizer.runtime.index)  # fmt: skip
+        number, rest = divmod(optimizer.place.step, TOGETHER_STEPS)
+        if rest == 0:
+            if waiting is not None:
+                threading.Timer(0.001, _suffer, (waiting, note)).start()
+                waiting = None
+            done = "left out"
+            with contextlib.suppress(ExchangeError):
+                done = together(number, saves, model, optimizer)
+            note("together", id=run.me, step=optimizer.place.step, done=done)
     note("ended", id=run.me, x=model.flat().tolist(), step=optimizer.runtime.index,
          batches=int(model.batches))  # fmt: skip
+
+
+def together(
+    number: int, saves: Path, model: Pieces, optimizer: decentlam.DecentralizedOptimizer
+) -> str:
+    """Does what all members do, one after the other of three things."""
+    if number % 3 == 0:
+        decentlam.save_checkpoint(saves, model=model, optimizer=optimizer)
+        return "saved"
+    if number % 3 == 1:
+        optimizer.consensus_distance()
+        return "measured"
+    with optimizer.averaged(model):
+        return "averaged"
+
+
+def _die_in_collective(number: int, die: Callable[[], None]) -> None:
+    """At the end of so many gathers of all members."""
+    gather, left = dist.all_gather, number
+
+    def all_gather(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        if left == 0:
+            die()
+        left -= 1
+        return gather(*arguments, **options)
+
+    dist.all_gather = all_gather
 
 
 def _enter(namespace: str) -> None:
@@ -213,7 +269,9 @@ def _strike(fault: Fault, model: Pieces, note: Note) -> None:
 
 
 def _suffer(fault: Fault, note: Note) -> None:
-    note("fault", kind=fault.kind, step=fault.step, phase=fault.phase)
+    run = current()
+    assert run is not None
+    note("fault", id=run.me, kind=fault.kind, step=fault.step, phase=fault.phase)
     if fault.kind != "cut":  # the link is cut by who reads this
         os.kill(os.getpid(), signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
 
@@ -337,7 +395,7 @@ def _events(outs: list[Path]) -> list[dict[str, Any]]:
 # Checks -------------------------------------------------------------------------------------------
 
 
-def check(result: dict[str, Any], steps: int) -> list[str]:
+def check(result: dict[str, Any], steps: int, heartbeat: float) -> list[str]:
     """What is wrong with a run; nothing, if it survived."""
     events = result["events"]
     ended = {
@@ -366,7 +424,21 @@ def check(result: dict[str, Any], steps: int) -> list[str]:
     lost = lost_samples(events)
     if lost:
         wrong.append(f"batches lost: {lost}")
+    if (longest := pause(events)) > 2 * heartbeat:
+        wrong.append(f"somebody stood still for {longest:.1f} s")
     return wrong
+
+
+def pause(events: list[dict[str, Any]]) -> float:
+    """The longest time between two steps of a process that nothing has befallen meanwhile."""
+    longest, last = 0.0, dict[int, float]()
+    for e in events:
+        if e["event"] == "fault":
+            last.pop(e["id"], None)
+        elif e["event"] in ("began", "stepped"):
+            longest = max(longest, e["at"] - last.get(e["id"], e["at"]))
+            last[e["id"]] = e["at"]
+    return longest
 
 
 def generations_of(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -382,10 +454,11 @@ def simulate(events: list[dict[str, Any]], steps: int) -> dict[int, Tensor]:
     took = {(e["id"], e["step"]): e for e in events if e["event"] == "step"}
     alone = {(e["id"], e["step"]): e["alone"] for e in events if e["event"] == "stepped"}
     zero = torch.zeros(sum(SIZES), dtype=torch.float64)
-    state = {m: (zero.clone(), zero.clone()) for m in generations[0]["members"]}
+    first = generations[min(generations)]  # the others were interrupted before a step
+    state = {m: (zero.clone(), zero.clone()) for m in first["members"]}
     for step in range(steps + 1):  # somebody may join when all have ended
         for g in generations.values():
-            if g["number"] > 0 and g["step"] == step:
+            if g["number"] > first["number"] and g["step"] == step:
                 for taker in g["takers"]:
                     state[taker] = tuple(t.clone() for t in state[g["source"]])  # type: ignore[assignment]
         messages = {}
@@ -436,10 +509,12 @@ def times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For every fault: when the first of the others noticed, and when the last went on."""
     found = []
     for fault in (e for e in events if e["event"] == "fault"):
-        began = [e for e in events if e["event"] == "began" and e["rank"] == fault["rank"]]
-        victim = [e["id"] for e in began if e["at"] < fault["at"]][-1]
-        after = [e for e in events if e["event"] == "changed" and e["noticed"] > fault["at"]
-                 and victim not in json.loads(e["generation"])["members"]]  # fmt: skip
+        victim = fault["id"]
+        after = [
+            e for e in events
+            if e["event"] in ("began", "changed") and e["noticed"] > fault["at"]
+            and victim not in json.loads(e["generation"])["members"]
+        ]  # fmt: skip
         if after:
             first = min(json.loads(e["generation"])["number"] for e in after)
             changed = [e for e in after if json.loads(e["generation"])["number"] == first]
@@ -484,11 +559,15 @@ def main(words: list[str] | None = None) -> int:
                        "heartbeat_seconds": arguments.heartbeat}  # fmt: skip
             result = run(seed, arguments.nodes, arguments.steps, faults, places, options)
             try:
-                wrong = check(result, arguments.steps)
+                wrong = check(result, arguments.steps, arguments.heartbeat)
             except Exception as error:
                 wrong = [f"could not be checked: {error!r}"]
             row = {"seed": seed, "wrong": wrong, "faults": times(result["events"])}
-            rows.append(row | {"repeated": repeated(result["events"]), "load": os.getloadavg()[0]})
+            left_out = sum(e.get("done") == "left out" for e in result["events"])
+            rows.append(row | {
+                "repeated": repeated(result["events"]), "pause": pause(result["events"]),
+                "left out": left_out, "load": os.getloadavg()[0],
+            })  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
             for line in result["errors"] if wrong else ():
                 print("   ", line, flush=True)
@@ -521,6 +600,8 @@ def table(rows: list[dict[str, Any]]) -> None:
         print(f"{kind:5} {len(faults):6}  {columns[0]:>30}  {columns[1]:>15}  {skipped:>17}")
     loads = sorted(row["load"] for row in rows)
     print(f"steps repeated: {sum(row['repeated'] for row in rows)}; ", end="")
+    print(f"calls left out: {sum(row['left out'] for row in rows)}; ", end="")
+    print(f"longest pause: {max(row['pause'] for row in rows):.1f} s; ", end="")
     print(
         f"load of the machine: {loads[len(loads) // 2]:.0f} in the middle, {loads[-1]:.0f} at most"
     )

@@ -1,6 +1,7 @@
 """The same kills for an elastic run and for DDP under torchrun, which starts everybody again.
 
     python benchmarks/survival.py                  # 4 processes, 600 steps, 3 of them killed
+    python benchmarks/survival.py --named 20       # without elastic: is process 0 named?
 
 Real processes train the perceptron 784-128-128-10 on Fashion-MNIST, four times: DecentLaM on a ring
 with elastic=True and DDP, each undisturbed and with processes that are killed (kill -9) when they
@@ -10,15 +11,21 @@ on from it. A sleep stands for the rest of a step's computation. Printed are los
 the test set at the end (of the averaged model; DDP has one), seconds from the start of the command
 to its end, steps that were taken again, and batches of one process that nobody trained on when the
 last step was taken.
+
+With --named process 0, which has the store of a run that is not elastic, is killed (kill -9) at a
+random moment, that many times: printed is how many of the others name it in their errors, and the
+seconds after which they have ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 import decentlam
 from decentlam.data import Deal, Place
 from decentlam.elastic.membership import Change
+from decentlam.errors import ExchangeError
 from decentlam.lab.data import load
 from decentlam.lab.models import make_model
 
@@ -164,6 +172,56 @@ def run(kind: str, plan: Plan) -> dict[str, Any]:
     }
 
 
+def train_for_ever(rank: int, nodes: int, port: int, out: str) -> None:
+    """Train without elastic, until an error, which is written down."""
+    place = {"RANK": rank, "WORLD_SIZE": nodes, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)
+    decentlam.init("gloo")
+    model = nn.Linear(20, 5)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=LR, topology="ring")
+    try:
+        while True:
+            optimizer.zero_grad()
+            model(torch.randn(8, 20)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.01)
+            if optimizer.place.step == 3:
+                Path(out).write_text("trains")
+    except ExchangeError as error:
+        Path(out).write_text(str(error))
+
+
+def kill_process_0(nodes: int, moment: float) -> tuple[int, list[float]]:
+    """Return how many of the others named it, and when each had ended after the kill."""
+    context = multiprocessing.get_context("fork")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as directory:
+        outs = [Path(directory) / str(rank) for rank in range(nodes)]
+        first, *others = processes = [
+            context.Process(target=train_for_ever, args=(rank, nodes, port, str(out)))
+            for rank, out in enumerate(outs)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            while not all(out.exists() for out in outs):
+                time.sleep(0.05)
+            time.sleep(moment)
+            first.kill()
+            killed, ended = time.monotonic(), list[float]()
+            for process in others:
+                process.join(120.0)
+                ended.append(time.monotonic() - killed)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        named = sum(f"process 0 (pid {first.pid} on " in out.read_text() for out in outs[1:])
+    return named, ended
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", "--nodes", type=int, default=4)
@@ -172,6 +230,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=100, help="steps, for DDP")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
+    parser.add_argument("--named", type=int, metavar="RUNS", help="kill process 0 in each")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--plan", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -183,6 +242,20 @@ def main() -> None:
         else:
             decentlam.launch(elastic, plan.nodes, (plan,), elastic=True)
         return
+    if given.named is not None:
+        moments, runs = random.Random(given.seed), []
+        decentlam.DSGD(nn.Linear(1, 1).parameters())  # imports what takes seconds before any fork
+        for number in range(given.named):
+            runs.append(kill_process_0(given.nodes, moments.random()))
+            print(f"run {number}: named by {runs[-1][0]}", flush=True)
+        seconds = sorted(s for _, its in runs for s in its)
+        every = sum(named == given.nodes - 1 for named, _ in runs)
+        print(
+            f"process 0 was named by all {given.nodes - 1} others in {every} of {len(runs)} runs; "
+            f"they had ended after {seconds[len(seconds) // 2]:.1f} s (median), "
+            f"{seconds[-1]:.1f} s (most)"
+        )
+        sys.exit(every < len(runs))
     draw, gap = random.Random(given.seed), given.steps // (given.kills + 1)
     kills = tuple(
         ((k + 1) * gap + draw.randrange(gap // 2), draw.randrange(given.nodes))

@@ -59,6 +59,7 @@ class Fuzz:
         self.kinds: dict[str, Callable[[random.Random], bool]] = {
             "command line": self.command,
             "options of an optimizer": self.options,
+            "arguments of the base class": self.base_class,
             "arguments of simulate": self.simulate,
             "topologies": self.topologies,
             "damaged checkpoints": self.checkpoint,
@@ -119,6 +120,22 @@ class Fuzz:
             optimizer.step()
             for p in model.parameters():
                 assert p.isfinite().all() or "lr" in given or group, "taken, and the model is NaN"
+
+        return taken(build)
+
+    def base_class(self, rng: random.Random) -> bool:
+        model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        params = [model.parameters(), model.named_parameters(), *VALUES]
+        params += [[value] for value in VALUES] + [[{"params": value}] for value in VALUES]
+        names = ["lr", "weight_decay", *decentlam.options.OptimizerOptions.__annotations__, "more"]
+        given = {name: rng.choice(VALUES) for name in rng.sample(names, rng.randrange(2))}
+        given |= {"model": rng.choice([model, other, *VALUES])} if rng.random() < 0.3 else {}
+        algorithm = rng.choice([decentlam.algorithms.DSGD(), *VALUES])
+
+        def build() -> None:
+            chosen = rng.choice(params) if rng.random() < 0.7 else params[0]
+            made = algorithm if rng.random() < 0.3 else decentlam.algorithms.DSGD()
+            decentlam.DecentralizedOptimizer(chosen, made, **given)
 
         return taken(build)
 

@@ -521,8 +521,17 @@ def test_what_is_no_algorithm_is_refused(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", ["abc", None, 3, {"a": 1}, nn.Linear(2, 1), [{"lr": 1}], [{"params": None}]], ids=repr
+    "params",
+    ["abc", None, 3, {"a": 1}, nn.Linear(2, 1), [{"lr": 1}], [{"params": None}], [()]],
+    ids=repr,
 )
 def test_what_are_no_parameters_is_refused(params: Any) -> None:
     with pytest.raises(TypeError, match=r"such as model.parameters\(\).*, got "):
         decentlam.DecentralizedOptimizer(params, decentlam.algorithms.DecentLaM())
+
+
+@pytest.mark.parametrize("name", ["momentum", "dampening"])
+def test_a_tensor_of_several_numbers_is_refused_in_a_group(name: str) -> None:
+    group = {"params": nn.Linear(2, 1).parameters(), name: torch.ones(2)}
+    with pytest.raises(ValueError, match=f"{name} of a param group must be one value, got tensor"):
+        decentlam.DecentLaM([group], lr=0.1)

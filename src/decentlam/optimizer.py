@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
@@ -85,11 +85,15 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         Joinable.__init__(self)
         device = build.check_run(self.param_groups, algorithm)
         buffers = [] if model is None else _buffers(model, self.param_groups)
+        names: dict[Tensor, str] = {}
+        if model is not None:
+            names = {p: name for name, p in model.named_parameters()}
         init_if_launched(device, self._options.elastic)
         if self._options.elastic:
-            self._start_elastic(process_group, buffers)
+            self._start_elastic(process_group, buffers, names)
             return
-        network = build.join(self.param_groups, algorithm, self._options, process_group, buffers)
+        described = describe_run(algorithm, self._options, self.param_groups, buffers, names)
+        network = build.join(self.param_groups, algorithm, self._options, process_group, described)
         self._tag = build.agreed_tag(network)
         self._build(network, self._options, together=True)
         chosen = {"stable form": f"{self.algorithm!r} on {self.topology!r}"}
@@ -116,7 +120,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return self._runtime
 
     def _start_elastic(
-        self, process_group: dist.ProcessGroup | None, buffers: Sequence[Tensor]
+        self,
+        process_group: dist.ProcessGroup | None,
+        buffers: Sequence[Tensor],
+        names: Mapping[Tensor, str],
     ) -> None:
         """Take part in an elastic run, which builds the runtime whenever its members change."""
         options, groups, this = self._options, self.param_groups, weakref.ref(self)
@@ -140,7 +147,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             options.topology,
             options.timeout_seconds,
             rebuild,
-            describe_run(self._method, options, groups, buffers),
+            describe_run(self._method, options, groups, buffers, names),
             (self._state_for_newcomers, self._take_state),
         )
         self._recovery.start()
@@ -363,12 +370,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
         self.runtime.check_between_steps("merge the nodes")
         self.runtime.recall_messages()
-        evaluation.average_(self._flat(), model, self.network)
+        evaluation.average_(self._flat(), model, self.network, self.runtime.rates)
 
     def consensus_distance(self) -> float:
         """sqrt of the mean squared distance of the nodes' parameters from their average."""
         self.runtime.check_between_steps("measure the consensus distance")
-        return evaluation.consensus_distance(self._flat(), self.network)
+        return evaluation.consensus_distance(self._flat(), self.network, self.runtime.rates)
 
     @property
     def statistics(self) -> StepStatistics:
@@ -434,6 +441,8 @@ def _checked_params(params: Any) -> Any:
     for group in params:
         if isinstance(group, dict) and not isinstance(group.get("params"), Iterable):
             raise TypeError(f"{allowed}; a group has its own under 'params', got {shown(group)}")
+        if isinstance(group, tuple) and len(group) != 2:
+            raise TypeError(f"{allowed}, or pairs of name and parameter, got {shown(group)}")
     return params
 
 

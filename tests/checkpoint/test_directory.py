@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import decentlam
 from decentlam.checkpoint import directory
@@ -22,6 +24,7 @@ from tests.helpers.checkpoints import (
     flip,
     names_in,
     newest,
+    numbers,
     same_tensors,
     steps_in,
     tensors,
@@ -192,6 +195,57 @@ def test_a_damaged_or_hostile_checkpoint_is_refused(
     with pytest.raises(decentlam.CheckpointError, match=message):
         decentlam.load_checkpoint(tmp_path / "run", **run.parts())
     assert same_tensors(tensors(run), before) and not (tmp_path / "hostile").exists()
+
+
+def put(*keys: str | int, value: Any) -> Any:
+    """Changes one value deep in a content: a function makes the new one from the old."""
+
+    def change(content: Any) -> None:
+        *path, last = keys
+        for key in path:
+            content = content[key]
+        content[last] = value(content[last]) if callable(value) else value
+
+    return change
+
+
+LAST = "layers.4.bias"
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("model", LAST, value=Tensor.to_sparse), r"layers.4.bias is .* torch.sparse_coo"),
+        (put("model", LAST, value=lambda t: t.to("meta")), r"layers.4.bias is .* meta"),
+        (put("model", LAST, value=3.0), "not those of a checkpoint"),
+        (put("state", LAST, "m", value=Tensor.to_sparse), "state 'm' of layers.4.bias .*sparse"),
+        (put("state", LAST, "m", value=lambda t: t[:1]), r"state 'm' of layers.4.bias .*\(1,\)"),
+        (put("state", LAST, "m", value=None), "not those of a checkpoint"),
+        (put("state", LAST, value=[]), "not those of a checkpoint"),
+        (put("groups", 0, "lr", value="fast"), "lr must be a finite number"),
+        (put("groups", 0, "momentum", value=7.0), "momentum"),
+        (put("groups", 0, "previous_lr", value=[]), "previous_lr must be a finite number"),
+        (put("groups", 0, "step", value=-1), "step is -1"),
+        (put("groups", 0, "method", value="DmSGD"), "the state is of DmSGD"),
+        (put("rng", "cpu", value=lambda t: t[:9]), "not those of a checkpoint"),
+        (put("rng", "cpu", value="x"), "not those of a checkpoint"),
+    ],
+)
+def test_nothing_is_changed_by_a_checkpoint_that_is_refused(
+    change: Any, message: str, sound: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(sound, tmp_path / "run")
+    save = newest(tmp_path / "run")
+    file = save / "process-00000.pt"
+    content = torch.load(file, weights_only=True)
+    change(content)
+    forge(content)(file, save / "process-00000.json")
+    run = build_run("decentlam")
+    before = tensors(run), copy.deepcopy(numbers(run))
+    with pytest.raises((decentlam.CheckpointError, ValueError), match=message):
+        decentlam.load_checkpoint(tmp_path / "run", **run.parts())
+    assert same_tensors(tensors(run), before[0]) and numbers(run) == before[1]
 
 
 @pytest.mark.timeout(60)

@@ -35,6 +35,7 @@ from tests.helpers.scripts import fork
 SEEDS = {
     "killed, shared memory": ("8", "1"),
     "killed, sent": ("2", "1"),
+    "killed while optimizers are built, too": ("9", "1"),
     "the store is killed": ("1", "1"),
     "two stores are killed": ("13", "2"),
     "the store is stopped": ("43", "1"),
@@ -159,6 +160,40 @@ def measure_while_one_dies(directory: str, victim: int) -> None:
         pause, last = max(pause, time.monotonic() - last), time.monotonic()
     verdict = "soon" if pause < 2 * watch.USUAL_SECONDS else f"after {pause:.0f} s"
     print(f"process {run.me} went on {verdict} with {optimizer.members}", flush=True)
+
+
+def measure_without_one(directory: str) -> None:
+    """Process 2 does not take part in a measurement, as one that has skipped this step, or has just
+    joined, would not."""
+    decentlam.init(elastic=True)
+    run = membership.current()
+    assert run is not None
+    model = torch.nn.Linear(3, 1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring", elastic=True)
+    pause, last = 0.0, time.monotonic()
+    while (step := optimizer.place.step) < 40:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        if step == 20 and run.me != 2:
+            try:
+                optimizer.consensus_distance()
+            except ExchangeError as error:
+                print(error)
+        pause, last = max(pause, time.monotonic() - last), time.monotonic()
+    verdict = "soon" if pause < 2 * watch.USUAL_SECONDS else f"after {pause:.0f} s"
+    print(f"process {run.me} went on {verdict} with {optimizer.members}", flush=True)
+
+
+def test_a_call_that_a_member_has_skipped_stalls_nobody(tmp_path: Path) -> None:
+    """The others took it for lost after three heartbeats."""
+    processes = start_three(measure_without_one, tmp_path)
+    for process in processes:
+        process.join(HANG_SECONDS)
+    for rank in range(3):
+        said = (tmp_path / f"{rank}").read_text()
+        assert f"process {rank} went on soon with (0, 1, 2)" in said, said
+    assert "has gone on without this call" in (tmp_path / "0").read_text()
 
 
 def port_of_nobody() -> str:

@@ -295,8 +295,8 @@ def end(process: Any, out: Path, seconds: float) -> str:
 SOON = 40.0  # seconds; much less than the waits of init, 60 and 300
 
 
-def test_the_death_of_process_0_while_the_group_is_formed_is_named_soon(tmp_path: Path) -> None:
-    victim = 0
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_death_while_the_group_is_formed_is_named_soon(victim: int, tmp_path: Path) -> None:
     ranks = {rank: (rank == victim,) for rank in range(3)}
     processes = start_some(join_and_die, ranks, tmp_path)
     try:
@@ -401,7 +401,9 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
         for name in ("set_timeout", "watches_default_group"):
             monkeypatch.setattr(watch, name, lambda *arguments: None)
-        quiet = SimpleNamespace(wait_until_all_are_seen=lambda seconds: None)
+        quiet = SimpleNamespace(
+            wait_until_all_are_seen=lambda seconds: None, group_store=lambda prefix: store
+        )
         monkeypatch.setattr(watch, "start", lambda *arguments: quiet)
         do()
         return asked

@@ -51,6 +51,7 @@ def watch(patient_with_the_store: None) -> Iterator[Watch]:
 def say(watch: Watch, member: int, **facts: Any) -> None:
     """Another process's heartbeat; by default one of another machine."""
     beat = {"pid": 1, "host": "far", "machine": None, "net": None, "count": 1, "left": False}
+    beat["at"] = [0, 0]
     text = json.dumps({**beat, **facts})
     watch.calls.call(lambda store: store.set(f"beat/{member}", text), HANG_SECONDS)
 
@@ -97,6 +98,23 @@ def test_who_trains_something_else_may_be_lost(watch: Watch) -> None:
     assert watch.interruption is not None and watch.interruption.lost == (0,)
 
 
+@pytest.mark.parametrize("at", [[0, 4], [0, 5], [1, 9]], ids=["here", "ahead", "elsewhere"])
+def test_who_waits_for_a_member_that_has_gone_on_is_interrupted(
+    watch: Watch, at: list[int]
+) -> None:
+    watch.position = lambda: 4
+    begun = time.monotonic()
+    with watch.meeting():
+        for count in range(1000):
+            say(watch, 2, at=at, count=count)  # it is alive
+            if watch.interruption is not None or time.monotonic() > begun + 3 * watch.limit:
+                break
+            time.sleep(0.05)
+    assert (watch.interruption is not None) == (at == [0, 5])
+    if watch.interruption is not None:
+        assert "process 2 (pid 1 on far) has gone on without this call" in watch.interruption.text
+
+
 def test_heartbeats_go_on_where_processes_cannot_be_polled(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +151,7 @@ def test_a_process_that_ends_without_a_word_is_lost_at_once(watch: Watch) -> Non
 BAD = [b"not json", b"\xff", b"", b"7", b"[" * 100_000, b"{}", b'{"text": 1, "lost": 2}']
 BAD_BEATS = [
     {"pid": "1"}, {"pid": 1 << 40}, {"pid": -1}, {"host": None}, {"machine": 3}, {"count": "x"},
-    {"left": "no"},
+    {"left": "no"}, {"at": 3},
 ]  # fmt: skip
 
 

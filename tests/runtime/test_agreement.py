@@ -9,7 +9,7 @@ from torch import nn
 
 import decentlam
 from decentlam.runtime.agreement import describe_run
-from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.processes import Group, Scenarios, message_of, warnings_of
 from tests.helpers.quadratic import Quadratic, build
 
 scenarios = Scenarios(4)
@@ -84,6 +84,58 @@ def test_disagreement_is_the_same_clear_error_everywhere(what: str) -> None:
     assert errors[0].startswith("ValueError: the nodes do not agree on the run: process 2 has")
     assert DISAGREEMENTS[what] in errors[0]
     assert "process 1 has" not in errors[0] and "process 3 has" not in errors[0]
+
+
+def reorder(process_group: Group, seeded: bool, named: bool) -> str:
+    """Process 2 gives two parameters of equal shape in another order."""
+    rank = dist.get_rank(process_group)
+    torch.manual_seed(0 if seeded else rank)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    params = [*model.parameters()]
+    if rank == 2:
+        params[0], params[2] = params[2], params[0]
+    options = {"model": model} if named else {}
+    return message_of(
+        lambda: decentlam.DmSGD(params, lr=0.1, process_group=process_group, **options)
+    )
+
+
+for seeded in (True, False):
+    scenarios.add(f"reorder, seeded {seeded}", reorder, seeded=seeded, named=not seeded)
+
+
+def test_parameters_in_another_order_are_refused_if_names_or_values_tell() -> None:
+    for rank, error in enumerate(scenarios.outcomes("reorder, seeded True")):
+        assert "of process 2 have the values of process 0's in another order" in error, (
+            rank,
+            error,
+        )
+    for error in scenarios.outcomes("reorder, seeded False"):
+        assert "process 2 has parameter 0 of group 0 = '1.weight (3, 3)" in error, error
+
+
+def change_rate(process_group: Group, rank: int | None) -> list[str]:
+    """One process changes its rate, as a scheduler that looks at its own loss may: what is said."""
+    model = Quadratic(seed=0)
+    optimizer = build("dmsgd", model, process_group)
+    if dist.get_rank(process_group) == rank:
+        optimizer.param_groups[0]["lr"] = 0.007
+    with warnings_of("decentlam.network.network") as said:
+        for _ in range(2):
+            optimizer.consensus_distance()
+            with optimizer.averaged(model):
+                pass
+    return said
+
+
+for changed in (None, 2):
+    scenarios.add(f"rate changed on {changed}", change_rate, rank=changed)
+
+
+def test_a_rate_that_one_process_has_changed_is_mentioned_once() -> None:
+    assert scenarios.outcomes("rate changed on None") == [[]] * 4
+    (said,), *others = scenarios.outcomes("rate changed on 2")
+    assert "[0.007] on process 2" in said and others == [[]] * 3
 
 
 def test_processes_compare_versions_and_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,9 @@ def save_checkpoint(
             or a ResumableLoader, and random generators of torch, numpy and Python; None is left
             out.
     """
-    (averaging, others), steps = _parts(optimizer, others), optimizer.steps
+    averaging, others = _parts(optimizer, others)
     network, target = averaging.network, directory.local(path)
-    network.meet("save a checkpoint")
+    network.meet("save a checkpoint", averaging.runtime.rates)
     settle()
     objects = state.Objects(model, averaging, _given(others))
 
@@ -73,6 +73,7 @@ def save_checkpoint(
         return state.take(objects)
 
     content = together(network, take)
+    steps = max(network.gather(optimizer.steps))  # they differ where LocalSteps goes by time
     meta = {**_describe(averaging), "step": steps, "saved": sorted(objects.others)}
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "keep": keep, **meta})
     content["state"] = state.whole_state(objects)

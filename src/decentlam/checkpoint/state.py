@@ -18,6 +18,7 @@ from decentlam.errors import CheckpointError
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime import state
 from decentlam.runtime.evaluation import check_none_averaged
+from decentlam.runtime.param_groups import check_saved, check_values
 
 Content = dict[str, Any]  # of one process: model, groups, others, rng; state of its node
 
@@ -118,8 +119,9 @@ def check(objects: Objects, content: Content) -> None:
         if [g["params"] for g in content["groups"]] != [g["params"] for g in groups]:
             wrong.append("the optimizer has the parameters in other groups or in another order")
         held = content["others"].keys()
-        _ = content["state"].items(), content["rng"]["cpu"]
-    except (LookupError, TypeError, AttributeError) as error:
+        if not wrong:
+            _check_values(objects, content)
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"the files are not those of a checkpoint: {error!r}") from error
     if wrong:
         more = [f"and {len(wrong) - 5} more"] if wrong[5:] else []
@@ -135,11 +137,35 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
     wrong += [f"{name} is not in this model" for name in saved if name not in here]
     both = [(n, saved[n], t) for n, t in here.items() if n in saved and isinstance(t, Tensor)]
     return wrong + [
-        f"{name} is {there.dtype} of shape {tuple(there.shape)} in the checkpoint, and {t.dtype} "
-        f"of {tuple(t.shape)} here"
+        f"{name} is {_kind(there)} in the checkpoint, and {_kind(t)} here"
         for name, there, t in both
-        if (there.shape, there.dtype) != (t.shape, t.dtype)
+        if there.is_meta or _kind(there) != _kind(t)
     ]
+
+
+def _kind(t: Tensor) -> str:
+    """What a tensor must have like another to be copied into it."""
+    more = [] if t.layout is torch.strided and not t.is_meta else [str(t.layout), str(t.device)]
+    return " ".join([f"{t.dtype} of shape {tuple(t.shape)}", *more])
+
+
+def _check_values(objects: Objects, content: Content) -> None:
+    """Refuses values that could not be put into the optimizer, or used there."""
+    shapes = {name: p.shape for name, p in objects.model.named_parameters()}
+    for name, buffers in content["state"].items():
+        for kind, t in buffers.items():
+            dense = t.is_floating_point() and t.layout is torch.strided and not t.is_meta
+            if not dense or t.shape != shapes[name]:
+                raise TypeError(f"state {kind!r} of {name} is {_kind(t)}")
+    for group in content["groups"]:
+        if type(group["step"]) is not int or group["step"] < 0:
+            raise TypeError(f"step is {group['step']!r}")
+        check_values(group)
+        objects.optimizer.method.with_hyper(group)
+    check_saved(content["groups"], objects.optimizer.param_groups)
+    for device, values in content["rng"].items():
+        if device == "cpu" or torch.cuda.is_initialized():
+            torch.Generator(device).set_state(values)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ import logging
 import time
 import uuid
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -114,6 +114,10 @@ class Membership:
     def use_optimizer(self, optimizer: object) -> None:
         """From here on this optimizer changes the generation, as long as it lives."""
         self._optimizer = weakref.ref(optimizer)
+
+    def use_position(self, position: Callable[[], int]) -> None:
+        """From here on others can see how far this process is; see `Heartbeat.meeting`."""
+        self._heartbeat.position = position
 
     def report(self, text: str) -> None:
         """Says that this generation cannot go on."""
@@ -375,7 +379,7 @@ class Membership:
         try:
             dist.init_process_group(
                 "gloo",
-                store=dist.PrefixStore(f"group {generation.number}", self._store),
+                store=self._heartbeat.group_store(f"group {generation.number}"),
                 rank=generation.members.index(self.me),
                 world_size=len(generation.members),
                 timeout=wait,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from decentlam.errors import ExchangeError, LaunchError, MinorityError, RunOverE
 from decentlam.exchange.base import forget_unfinished
 from decentlam.network.network import Network
 from decentlam.network.store import StoreGoneError
-from decentlam.runtime.agreement import check_agreement
+from decentlam.runtime.agreement import check_agreement, check_order
 from decentlam.runtime.build import start_equal
 from decentlam.runtime.param_groups import ParamGroup
 from decentlam.runtime.runtime import Runtime
@@ -73,6 +74,7 @@ class Recovery:
     def start(self) -> None:
         """Take part in the run, whether it begins or is under way."""
         run = self.run
+        run.use_position(_position_of(weakref.ref(self)))
         run.description = {k: repr(v) for k, v in self._description.items() if _stays(k)}
         if run.joins:
             self._check_description(run.read("facts"))
@@ -137,6 +139,7 @@ class Recovery:
         self._runtime = runtime = self._rebuild(self._fitting)
         if generation.number == 0:
             check_agreement(runtime.network, self._description)
+            check_order(runtime.network, self._groups)
         form = {"stable form": f"{runtime.algorithm!r} on {runtime.topology!r}"}
         check_agreement(runtime.network, form)
         run.use_timeout(self._timeout_seconds)
@@ -202,6 +205,17 @@ class Recovery:
             if more:
                 self._take_state(more)
             run.has_state = True
+
+
+def _position_of(its: weakref.ref[Recovery]) -> Callable[[], int]:
+    """Return a function that tells how far the training is."""
+
+    def position() -> int:
+        recovery = its()
+        runtime = None if recovery is None else recovery._runtime
+        return 0 if runtime is None else runtime.position
+
+    return position
 
 
 def check_network(network: Network, process_group: dist.ProcessGroup | None) -> None:

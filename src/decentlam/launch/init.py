@@ -221,6 +221,8 @@ def _form(
     # be split by all processes whenever some of them form another.
     bound = device if "nccl" in backend and can_form_lazily() else None
     is_gloo = backend == "gloo"
+    if is_gloo and watching is not None:  # threads of NCCL use the store, without Python's lock
+        store = watching.group_store("group")
     limit = min(timeout_seconds, _FORM_SECONDS) if is_gloo else timeout_seconds
     with exchange_errors(f"process {process.rank}, at the start", "everyone"):
         dist.init_process_group(

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -48,6 +49,9 @@ _LONGEST_BEAT = 1.0
 _GONE = 2  # answers in a row without which the store counts as gone
 _READ_SECONDS = 10.0  # that the process of the store stays for others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
+_FORMED = timedelta(seconds=60.0)  # the same for what forms a group, if torch says nothing else
+_REQUEST_SECONDS = 5.0  # of one request, at least
+_LOOK_SECONDS = 0.02  # between two looks whether others have written something
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
 _GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
@@ -85,6 +89,7 @@ class Heartbeat:
 
     def __init__(self, store: dist.Store, me: int, members: Sequence[int], generation: int) -> None:
         self.me = me
+        self._store = store  # which ends, if it is in this process, when nobody knows it any more
         self.calls = StoreCalls(store)
         self.limit = USUAL_SECONDS
         self._facts = {
@@ -107,6 +112,10 @@ class Heartbeat:
         self._lock = threading.Lock()
         self.interrupted_at = 0.0
         self._leaves = False  # this process ends in order
+        self.forming: dist.Store | None = None
+        self.position: Callable[[], int] = lambda: 0  # grows while this process trains
+        self._meets = False  # it waits for all members to make the same call
+        self._passed_at = math.inf  # when some were first seen to have gone past that call
         self._wake, self._stopped, self._closed = os.pipe(), False, False
         self.follow(members, generation)
         self.calls.call(self._beat, _FIRST_SECONDS)  # others may look for it from here on
@@ -137,6 +146,16 @@ class Heartbeat:
         calls.call(self._beat, max(self.limit, 5.0))
         self._wake_up()
 
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Inside, this process waits for all members to make the same call. It is interrupted if
+        one of them has gone on to a later position: who was behind, or is new, skips calls."""
+        self._passed_at, self._meets = math.inf, True
+        try:
+            yield
+        finally:
+            self._meets = False
+
     def concern(self, ranks: Sequence[int] | None) -> None:
         """Whom this process trains with; None is everyone. Others may be lost without a word, and
         who was lost is forgotten when the script goes on without it."""
@@ -157,6 +176,15 @@ class Heartbeat:
                     self._groups.add(group)
                 if self.interruption is not None:  # it came while the group was formed
                     close_connections(group)
+
+    def group_store(self, prefix: str) -> dist.Store:
+        """Return a store for torch to form a group in, whose waits end when somebody is lost.
+
+        In another one torch would wait until its timeout for an address that nobody writes any
+        more. All processes must use one of the same prefix, which `watches_default_group` keeps.
+        """
+        self.forming = _GroupStore(self)
+        return dist.PrefixStore(prefix, self.forming)
 
     @property
     def lost(self) -> dict[int, str]:
@@ -325,7 +353,8 @@ class Heartbeat:
 
     def _beat(self, store: Any) -> None:
         self._count += 1
-        beat = {**self._facts, "count": self._count, "left": self._leaves}
+        at = [self.generation, self.position()]
+        beat = {**self._facts, "count": self._count, "left": self._leaves, "at": at}
         store.set(f"beat/{self.me}", json.dumps(beat))
 
     def _exchange(
@@ -400,14 +429,28 @@ class Heartbeat:
             and not concerned & set(interruption.lost)
         ):
             interruption = None  # of those who train something else
-        if interruption is None and gone:
-            text = "; ".join(f"{self.name(m)} died or stopped: {self._lost[m]}" for m in gone)
+        passed = self._who_passed(generation, now)
+        if interruption is None and (gone or passed):
+            lines = [f"{self.name(m)} died or stopped: {self._lost[m]}" for m in gone]
+            lines += [f"{self.name(m)} has gone on without this call" for m in passed]
+            text = "; ".join(lines)
             interruption = found = Interruption(text, tuple(gone))
             with contextlib.suppress(ExchangeError):
                 first = self.calls.call(lambda store: _declare(store, generation, found), 5.0)
-                interruption = first if concerned & set(first.lost) else found
+                interruption = first if passed or concerned & set(first.lost) else found
         if interruption is not None and self.interruption is None:
             self._stop_waiting(interruption)
+
+    def _who_passed(self, generation: int, now: float) -> list[int]:
+        """Members that do not come to where this process waits for them, as it seems for a while:
+        it may just not have seen yet that they have come and gone."""
+        at = {m: self._seen[m].beat["at"] for m in self.members if m in self._seen}
+        here = self.position()
+        passed = [m for m, (its, there) in at.items() if its == generation and there > here]
+        if not self._meets or not passed:
+            return []
+        self._passed_at = min(self._passed_at, now)
+        return passed if now - self._passed_at > self.limit / 2 else []
 
     def _how_lost(self, seen: _Seen, now: float) -> str | None:
         if seen.beat["left"]:
@@ -444,6 +487,53 @@ class Heartbeat:
             return _Seen(beat, now, ended=True)
         except (OSError, AttributeError):  # a system, or a build of Python, without it
             return _Seen(beat, now)
+
+
+class _GroupStore(dist.Store):
+    """The store of a heartbeat, as torch's groups use one. Errors are those of torch: whoever forms
+    a group looks for their cause."""
+
+    def __init__(self, watch: Heartbeat) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def _call(self, request: Callable[[Any], T]) -> T:
+        try:
+            return self._watch.calls.call(request, max(self._watch.limit, _REQUEST_SECONDS))
+        except StoreError as error:
+            raise RuntimeError(str(error)) from error
+
+    def _check_nobody_is_lost(self) -> None:
+        if self._watch.interruption is not None:
+            raise RuntimeError(self._watch.interruption.text)
+
+    def wait(self, keys: list[str], timeout: timedelta = _FORMED) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            self._check_nobody_is_lost()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nobody wrote {keys} within {timeout.total_seconds():g} s")
+            time.sleep(_LOOK_SECONDS)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._call(lambda store: store.get(key))
+
+    def set(self, key: str, value: str) -> None:
+        self._call(lambda store: store.set(key, value))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._call(lambda store: store.check(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        self._check_nobody_is_lost()  # torch takes the error of a wait for a timeout, and asks here
+        return self._call(lambda store: store.add(key, amount))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._call(lambda store: store.compare_set(key, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        return self._call(lambda store: store.delete_key(key))
 
 
 def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
@@ -516,6 +606,7 @@ def _read_beat(text: bytes) -> dict[str, Any] | None:
             "net": None | [str(), str()],
             "count": int(),
             "left": bool(),
+            "at": [int(), int()],
         } if 0 < pid < _PIDS:
             return beat
     return None
@@ -551,6 +642,10 @@ def _space(kind: str) -> list[str] | None:
 
 _current: Heartbeat | None = None
 _watched: weakref.ref[dist.ProcessGroup] | None = None  # the default group that it is for
+# What torch knows of a store that is written in Python is not enough to keep it.
+_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.Store | None] = (
+    weakref.WeakKeyDictionary()
+)
 _forsaken: weakref.ref[dist.ProcessGroup] | None = None  # one that is not to be destroyed
 
 
@@ -584,6 +679,7 @@ def watches_default_group(watch: Heartbeat) -> None:
     global _watched
     assert dist.group.WORLD is not None
     _watched = weakref.ref(dist.group.WORLD)
+    _stores[dist.group.WORLD], watch.forming = watch.forming, None
     watch.guard(dist.group.WORLD)
 
 
@@ -605,6 +701,11 @@ def use_limit(heartbeat_seconds: float) -> None:
 def interrupted() -> bool:
     """Whether somebody is known to be lost; asked by whoever waits without torch."""
     return _current is not None and _current.interruption is not None
+
+
+def meeting() -> contextlib.AbstractContextManager[None]:
+    """Around a wait for all members to make the same call."""
+    return contextlib.nullcontext() if _current is None else _current.meeting()
 
 
 def explain(peer: str, patience: float) -> str | None:

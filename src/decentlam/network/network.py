@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -18,6 +19,8 @@ import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
 from decentlam.network import heartbeat
+
+log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 _LENGTH, _SHORT = 8, 1016  # bytes
@@ -127,22 +130,37 @@ class Network:
             dist.all_gather(everyone, filled, group=self.group)
         return [row.cpu().numpy().tobytes() for row in everyone]
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, rates: Sequence[float] = ()) -> None:
         """Before all processes do something together: refuses if one does something else. Sums of
-        what does not belong together would be numbers, and wrong."""
-        everyone = self.gather(what)
-        if all(said == what for said in everyone):
+        what does not belong together would be numbers, and wrong. `rates` are compared, too: those
+        that a script has changed on some processes only make the log."""
+        with heartbeat.meeting():
+            everyone = self.gather({"call": what, "rates": [*rates]})
+        said = [each.get("call") if isinstance(each, dict) else None for each in everyone]
+        if all(call == what for call in said):
+            self._compare([each["rates"] for each in everyone])
             return
         calls: dict[str, list[int]] = {}
-        for rank, said in enumerate(everyone):
-            calls.setdefault(said if isinstance(said, str) else "call something else", []).append(
-                rank
-            )
+        for rank, call in enumerate(said):
+            calls.setdefault(call or "call something else", []).append(rank)
         listed = "; ".join(f"{ranks} {call}" for call, ranks in calls.items())
         raise RuntimeError(
             f"all processes must make this call together, but they do different things: processes "
             f"{listed}. Make the same calls on every process, not behind `if rank == 0`."
         )
+
+    def _compare(self, rates: list[list[float]]) -> None:
+        others = [rank for rank, its in enumerate(rates) if its != rates[0]]
+        if others and self.rank == 0 and self not in _told:
+            _told.add(self)
+            log.warning(
+                "the learning rate is not the same on all processes: %s on process %d, %s on "
+                "process 0. Change it on all of them alike: give a scheduler such as "
+                "ReduceLROnPlateau the mean over all nodes, and all the same number of steps.",
+                rates[others[0]],
+                others[0],
+                rates[0],
+            )
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """Around a collective outside of a step: whoever is gone is named."""
@@ -162,6 +180,7 @@ class Network:
 
 
 ALONE = Network(group=None, rank=0, num_processes=1)
+_told: weakref.WeakSet[Network] = weakref.WeakSet()  # that their rates differ
 _connected: weakref.WeakValueDictionary[str, Network] = weakref.WeakValueDictionary()
 
 

@@ -26,8 +26,12 @@ def describe_run(
     options: Options,
     groups: Sequence[Mapping[str, Any]],
     buffers: Sequence[Tensor] = (),
+    named: Mapping[Tensor, str] | None = None,
 ) -> dict[str, object]:
-    """Return what every process must have alike, named so that a difference explains itself."""
+    """Return what every process must have alike, named so that a difference explains itself.
+
+    `named` has the parameters' names in the model, for groups that have none.
+    """
     run: dict[str, object] = {
         "decentlam version": f"{sys.modules['decentlam'].__version__}, code {_code_of_decentlam()}",
         "torch version": torch.__version__,
@@ -40,7 +44,7 @@ def describe_run(
     run["buffers"] = [f"{tuple(buffer.shape)} {buffer.dtype}" for buffer in buffers]
     run["number of parameters"] = sum(len(group["params"]) for group in groups)
     for i, group in enumerate(groups):
-        names = group.get("param_names") or [""] * len(group["params"])
+        names = group.get("param_names") or [(named or {}).get(p, "") for p in group["params"]]
         for k, (name, p) in enumerate(zip(names, group["params"], strict=True)):
             frozen = "" if p.requires_grad else " frozen"
             described = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
@@ -89,4 +93,24 @@ def check_agreement(network: Network, run: Mapping[str, object]) -> None:
             "the nodes do not agree on the run: "
             + "; ".join(shown)
             + ". Give every process the same model, method, hyper-parameters and topology."
+        )
+
+
+@torch.no_grad()
+def check_order(network: Network, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse parameters that are in another order on one process, where their first values tell:
+    those of equal shape would be averaged with others. Models that were seeded alike have the same
+    values; of others nothing is seen here, but names tell, where there are any."""
+    if network.group is None:
+        return
+    trained = [p for group in groups for p in group["params"] if p.requires_grad]
+    norms = [torch.linalg.vector_norm(p, dtype=torch.float64).item() for p in trained]
+    everyone = network.gather((_digest(repr(norms)), _digest(repr(sorted(norms)))))
+    order, values = everyone[0]
+    others = [rank for rank, its in enumerate(everyone) if its[0] != order and its[1] == values]
+    if others:
+        raise ValueError(
+            f"the nodes do not agree on the run: the parameters of process {others[0]} have the "
+            "values of process 0's in another order. Give every process its parameters in the same "
+            "order, as model.parameters() does: a set has none."
         )

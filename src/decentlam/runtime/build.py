@@ -32,7 +32,7 @@ from decentlam.exchange.shared_memory import share_memory
 from decentlam.network import heartbeat
 from decentlam.network.network import Network, connect
 from decentlam.options import Options, Overlap
-from decentlam.runtime.agreement import check_agreement, describe_run
+from decentlam.runtime.agreement import check_agreement, check_order
 from decentlam.runtime.bucket import Bucket, build_buckets
 from decentlam.runtime.overlap import OverlapChoice
 from decentlam.runtime.param_groups import ParamGroup, named_parameters, prepare
@@ -77,16 +77,17 @@ def join(
     method: Algorithm,
     options: Options,
     process_group: dist.ProcessGroup | None,
-    buffers: Sequence[Tensor],
+    described: Mapping[str, object],
 ) -> Network:
-    """Return the network of a new optimizer, after all processes have agreed on what they mean to
-    run: where groups are formed and tensors are sent, a difference would be a hang."""
+    """Return the network of a new optimizer, after all processes have agreed on the run that is
+    `described`: where groups are formed and tensors are sent, a difference would be a hang."""
     device = check_parameters(groups)
     plain = connect(process_group, device=device)
     if Reach.NEIGHBORS in reaches(method):
         check_device(plain)
     heartbeat.use_limit(options.heartbeat_seconds)
-    check_agreement(plain, describe_run(method, options, groups, buffers))
+    check_agreement(plain, described)
+    check_order(plain, groups)
     # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
     per_node = 1 if always_everyone(method) else options.processes_per_node
     if method.layerwise and per_node > 1:

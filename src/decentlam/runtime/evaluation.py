@@ -39,10 +39,12 @@ def _memory(tensor: Tensor) -> int:
 
 
 @torch.no_grad()
-def average_(flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
+def average_(
+    flat: Sequence[Tensor], model: nn.Module | None, network: Network, rates: Sequence[float] = ()
+) -> None:
     """Replaces parameters and floating buffers by their mean over all processes."""
     tensors = [*flat, *beside(flat, model)]
-    for t, mean in zip(tensors, _means(tensors, network, "merge"), strict=True):
+    for t, mean in zip(tensors, _means(tensors, network, "merge", rates), strict=True):
         t.copy_(mean)
 
 
@@ -55,10 +57,16 @@ class Evaluation:
         self._aside: list[Tensor] | None = None  # the node's own values
         self.active = False
 
-    def enter(self, flat: Sequence[Tensor], model: nn.Module | None, network: Network) -> None:
+    def enter(
+        self,
+        flat: Sequence[Tensor],
+        model: nn.Module | None,
+        network: Network,
+        rates: Sequence[float] = (),
+    ) -> None:
         """From here on the mean; every process must come here."""
         assert not self.active
-        means = _means([*flat, *beside(flat, model)], network, "average")
+        means = _means([*flat, *beside(flat, model)], network, "average", rates)
         self._flat, self._model = flat, model
         self._swap(means)
         self._aside, self.active = means, True
@@ -118,10 +126,12 @@ def check_none_averaged(model: nn.Module, what: str) -> None:
 
 
 @torch.no_grad()
-def _means(tensors: Sequence[Tensor], network: Network, what: str) -> list[Tensor]:
+def _means(
+    tensors: Sequence[Tensor], network: Network, what: str, rates: Sequence[float]
+) -> list[Tensor]:
     """Not in place: when a node dies meanwhile, nothing has changed."""
     numbers = sum(t.numel() for t in tensors)
-    network.meet(f"{what} the model ({len(tensors)} tensors, {numbers} numbers)")
+    network.meet(f"{what} the model ({len(tensors)} tensors, {numbers} numbers)", rates)
     with torch.inference_mode(False):  # they outlive it
         means = [_wide(t) for t in tensors]
     if network.group is None:
@@ -140,11 +150,13 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def consensus_distance(flat: Sequence[Tensor], network: Network) -> float:
+def consensus_distance(
+    flat: Sequence[Tensor], network: Network, rates: Sequence[float] = ()
+) -> float:
     """sqrt((1/n) sum_i |x_i - mean|^2)."""
     if network.group is None:
         return 0.0
-    network.meet("measure the consensus distance")
+    network.meet("measure the consensus distance", rates)
     total = torch.zeros((), dtype=torch.float64, device=network.control_device)
     with network.errors():
         for x in flat:

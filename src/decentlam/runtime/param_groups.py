@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio
+from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio, shown
 
 ParamGroup = dict[str, Any]
 PAST = ("previous_lr", "sync_lr", "skipped_steps")  # what a group remembers of steps it took
@@ -28,14 +28,25 @@ def named_parameters(groups: Iterable[ParamGroup]) -> Iterator[tuple[str, Tensor
 def prepare(groups: Iterable[ParamGroup], method: Algorithm, step: int = 0) -> None:
     """Adds what the recursion remembers of a group besides its tensors; saved with it."""
     for group in groups:
-        check_number("lr", group["lr"])
-        check_number("weight_decay", group["weight_decay"])
+        check_values(group)
         _check_keys(group, method)
         group["method"] = type(method).__name__
         group.setdefault("step", step)
         group.setdefault("previous_lr", None)
         group.setdefault("sync_lr", None)  # of the last step that reached everyone
         group.setdefault("skipped_steps", 0)  # whose gradient was left out
+
+
+def check_values(group: ParamGroup) -> None:
+    """Refuses numbers that no step can be taken with."""
+    for name, value in group.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} of a param group must be one value, got {shown(value)}")
+    for name in ("lr", "weight_decay"):
+        check_number(name, group[name])
+    for name in ("previous_lr", "sync_lr", "skipped_steps"):
+        if group.get(name) is not None:
+            check_number(name, group[name])
 
 
 def _check_keys(group: ParamGroup, method: Algorithm) -> None:

@@ -124,6 +124,16 @@ class Runtime:
         return index
 
     @property
+    def rates(self) -> list[float]:
+        """The learning rate of every param group."""
+        return [float(group["lr"]) for group in self._groups]
+
+    @property
+    def position(self) -> int:
+        """A number that grows when a step begins, and when it ends."""
+        return 2 * self.index + self._open
+
+    @property
     def exchange(self) -> Exchange:
         """What mixes the messages of this step."""
         return _ALONE if self._alone else self.exchanges[self.algorithm.reach(self.index)]
@@ -421,7 +431,8 @@ class Runtime:
         """Make the parameters the mean of all nodes, until `train`; every process calls it."""
         if not self._evaluation.active:
             self.check_between_steps("average the model")
-            self._evaluation.enter([bucket.x for bucket in self.buckets], model, self.network)
+            flat = [bucket.x for bucket in self.buckets]
+            self._evaluation.enter(flat, model, self.network, self.rates)
 
     def train(self) -> None:
         """Give the node its own parameters back."""
