@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +12,8 @@ import decentlam
 from decentlam import algorithms
 from decentlam.algorithms import make
 from decentlam.analysis.stability import choose, growth_rate
-from decentlam.topology import (
-    resolve,
-)
+from decentlam.options import OptimizerOptions
+from decentlam.topology import resolve
 from tests.helpers.one_node import CONSTRUCTORS, Net, assert_close, build, train
 from tests.helpers.quadratic import CLASSES
 from tests.helpers.trajectories import MOMENTUM_METHODS
@@ -56,3 +57,13 @@ def test_every_method_is_stable_on_its_default_topology(kind: type) -> None:
     if not algorithms.always_everyone(algorithm):
         assert growth_rate(algorithm, network, batch_steps=40).value < 1
     assert network.max_peers == 1 or kind in (decentlam.D2DmSGD, decentlam.GTDmSGD)
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES)))
+def test_help_shows_every_option_with_its_default(name: str) -> None:
+    shown = inspect.signature(CLASSES[name]).parameters
+    assert OptimizerOptions.__annotations__.keys() <= shown.keys()
+    optimizer = CLASSES[name](torch.nn.Linear(2, 1).parameters())
+    for option, value in vars(optimizer._options).items():
+        if option != "overlap":  # True and "backward" are the same
+            assert shown[option].default == value, option

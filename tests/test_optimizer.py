@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import logging
 import pickle
 import weakref
 from collections.abc import Callable
@@ -535,3 +536,22 @@ def test_a_tensor_of_several_numbers_is_refused_in_a_group(name: str) -> None:
     group = {"params": nn.Linear(2, 1).parameters(), name: torch.ones(2)}
     with pytest.raises(ValueError, match=f"{name} of a param group must be one value, got tensor"):
         decentlam.DecentLaM([group], lr=0.1)
+
+
+def test_one_line_says_what_runs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "decentlam"):
+        decentlam.DecentLaM(nn.Linear(2, 1).parameters(), lr=0.1)
+    (line,) = caplog.messages
+    assert line.startswith("DecentLaM on one node, without communication; node 0 of 1 on ")
+
+
+def test_a_state_of_a_run_with_other_nodes_is_loaded_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    optimizer = decentlam.DecentLaM(nn.Linear(2, 1).parameters(), lr=0.1)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    assert not caplog.messages
+    state["param_groups"][0]["num_nodes"] = 4
+    optimizer.load_state_dict(state)
+    assert "one node of 4, and this run has 1" in caplog.text

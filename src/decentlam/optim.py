@@ -15,9 +15,10 @@ from torch.optim.optimizer import ParamsT
 from decentlam import algorithms
 from decentlam.algorithms.adamw import check_betas
 from decentlam.optimizer import DecentralizedOptimizer
-from decentlam.options import CommonOptions, OptimizerOptions
+from decentlam.options import CommonOptions, OptimizerOptions, show_options
 
 
+@show_options(stable="auto")
 class DecentLaM(DecentralizedOptimizer):
     """DecentLaM: large-batch momentum without the bias that momentum adds to decentralized SGD.
 
@@ -59,6 +60,7 @@ class DecentLaM(DecentralizedOptimizer):
         super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
 
 
+@show_options(stable="auto")
 class SteadyDecentLaM(DecentralizedOptimizer):
     """DecentLaM for weights that change with the step: its momentum sees what mixing does through a
     filter.
@@ -98,6 +100,7 @@ class SteadyDecentLaM(DecentralizedOptimizer):
         super().__init__(params, algorithm, lr, **options)
 
 
+@show_options()
 class PmSGD(DecentralizedOptimizer):
     """Parallel momentum SGD: the exact average of all gradients, as DDP with torch.optim.SGD.
 
@@ -137,6 +140,7 @@ class PmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.PmSGD(momentum, nesterov, lars, trust), lr, **options)
 
 
+@show_options()
 class DSGD(DecentralizedOptimizer):
     """Decentralized SGD: a gradient step, then the average with the neighbors.
 
@@ -162,6 +166,7 @@ class DSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.DSGD(), lr, **options)
 
 
+@show_options()
 class DmSGD(DecentralizedOptimizer):
     """Decentralized momentum SGD: a momentum step, then the average. Algorithm 1 of the paper.
 
@@ -193,6 +198,7 @@ class DmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.DmSGD(momentum, nesterov), lr, **options)
 
 
+@show_options()
 class DADmSGD(DecentralizedOptimizer):
     """DmSGD that averages the momentum too: doubly averaged.
 
@@ -226,6 +232,7 @@ class DADmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.DADmSGD(momentum, nesterov), lr, **options)
 
 
+@show_options()
 class AWCDmSGD(DecentralizedOptimizer):
     """DmSGD that averages the model while the gradient is computed: average with computation.
 
@@ -263,6 +270,7 @@ class AWCDmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithm, lr, **options)
 
 
+@show_options()
 class SlowMo(DecentralizedOptimizer):
     """tau steps of DmSGD, or of local SGD, then an exact average a and a step of slow momentum.
 
@@ -311,6 +319,7 @@ class SlowMo(DecentralizedOptimizer):
         super().__init__(params, algorithm, lr, **options)
 
 
+@show_options()
 class QGDmSGD(DecentralizedOptimizer):
     """DmSGD whose momentum follows the model's own displacement: quasi-global momentum.
 
@@ -347,6 +356,7 @@ class QGDmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.QGDmSGD(momentum, nesterov, mu), lr, **options)
 
 
+@show_options(topology="symmetric-exponential")
 class D2DmSGD(DecentralizedOptimizer):
     """Exact diffusion with momentum: no inconsistency bias at all.
 
@@ -382,6 +392,7 @@ class D2DmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.D2DmSGD(momentum, nesterov), lr, **options)
 
 
+@show_options(topology="symmetric-exponential")
 class GTDmSGD(DecentralizedOptimizer):
     """DmSGD along a gradient that the nodes track together: no inconsistency bias.
 
@@ -417,6 +428,7 @@ class GTDmSGD(DecentralizedOptimizer):
         super().__init__(params, algorithms.GTDmSGD(momentum, nesterov), lr, **options)
 
 
+@show_options(stable="auto")
 class AdamW(DecentralizedOptimizer):
     """AdamW by gossip: one message per step, and no bias where nodes see different data.
 
@@ -465,6 +477,7 @@ class AdamW(DecentralizedOptimizer):
         super().__init__(params, algorithm, lr, weight_decay=weight_decay, **options)
 
 
+@show_options()
 class PmAdamW(DecentralizedOptimizer):
     """AdamW on the exact average of all gradients, as DDP with torch.optim.AdamW.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from decentlam.runtime.param_groups import PAST, ParamGroup, check_saved, prepar
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.runtime.state import check_state, load_state, state_views
 from decentlam.topology import Topology
+
+log = logging.getLogger(__name__)
 
 
 class DecentralizedOptimizer(Optimizer, Joinable):
@@ -91,6 +94,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         init_if_launched(device, self._options.elastic)
         if self._options.elastic:
             self._start_elastic(process_group, buffers, names)
+            self._announce()
             return
         described = describe_run(algorithm, self._options, self.param_groups, buffers, names)
         network = build.join(self.param_groups, algorithm, self._options, process_group, described)
@@ -99,6 +103,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         chosen = {"stable form": f"{self.algorithm!r} on {self.topology!r}"}
         check_agreement(network, chosen)
         build.start_equal(self.runtime, self.param_groups)
+        self._announce()
+
+    def _announce(self) -> None:
+        log.info("%s", self.runtime.description(self._method, "step"))
 
     def _build(self, network: Network, options: Options, together: bool) -> Runtime:
         """Build a runtime on this network; parameters and state stay as they are."""
@@ -288,11 +296,21 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node."""
         self.runtime.finish()
-        return super().state_dict()
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            group["num_nodes"] = self.network.num_nodes
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of this node."""
         self.runtime.check_between_steps("load a state")
+        saved, here = state_dict["param_groups"][0].get("num_nodes"), self.network.num_nodes
+        if saved not in (None, here):
+            log.warning(
+                "the state is that of one node of %s, and this run has %d; save_checkpoint and "
+                "load_checkpoint go on from the average of all nodes",
+                *(saved, here),
+            )
         check_saved(state_dict["param_groups"], self.param_groups)
         self.runtime.recall_messages()
         before = self.param_groups, self.state

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -16,6 +19,7 @@ from decentlam.topology import Topology
 
 _LONGEST_SECONDS = 1e8  # three years; clocks overflow somewhere beyond
 
+T = TypeVar("T")
 Overlap = Literal["none", "backward", "auto"]
 _ELASTIC_HEARTBEATS = 3
 NonFinite = Literal["raise", "skip", "ignore"]
@@ -83,6 +87,32 @@ class OptimizerOptions(CommonOptions, total=False):
     """
 
     weight_decay: float
+
+
+def show_options(**other_defaults: Any) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that shows the keywords of `OptimizerOptions` in an optimizer's signature,
+    for help(); some defaults may be the optimizer's own."""
+
+    def decorate(optimizer: type[T]) -> type[T]:
+        shown = inspect.signature(optimizer)
+        own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+        defaults |= {"weight_decay": 0.0, "process_group": None, "model": None, **other_defaults}
+        rest = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults[name],
+                annotation=getattr(annotation, "__forward_arg__", annotation),
+            )
+            for name, annotation in OptimizerOptions.__annotations__.items()
+            if name not in shown.parameters
+        ]
+        signature = shown.replace(parameters=[*own, *rest])
+        optimizer.__signature__ = signature  # type: ignore[attr-defined]
+        return optimizer
+
+    return decorate
 
 
 @dataclass(frozen=True)

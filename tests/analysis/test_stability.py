@@ -460,7 +460,7 @@ def test_every_method_gets_an_answer_that_is_a_number(name: str, network: Topolo
 
 def test_simulated_nodes_consult_the_oracle_when_asked(caplog: pytest.LogCaptureFixture) -> None:
     x0 = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.DEBUG):
         nodes = decentlam.Nodes("decentlam", "bipartite-random-match", x0, 0.9, stable="auto")
     assert isinstance(nodes.algorithm, algorithms.SteadyDecentLaM)
     assert "DecentLaM runs as SteadyDecentLaM" in caplog.text

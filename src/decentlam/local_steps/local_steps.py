@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ from decentlam.options import Stable
 from decentlam.runtime.agreement import check_agreement
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.topology import Topology
+
+log = logging.getLogger(__name__)
 
 _TAG = 1 << 13  # of the inner state's messages, behind those of all buckets
 
@@ -498,6 +501,9 @@ class _Averaging(DecentralizedOptimizer):
         self._owner = weakref.proxy(owner)
         groups = [_averaging_group(group) for group in owner.inner.param_groups]
         super().__init__(groups, algorithm, lr=1.0, **options)
+
+    def _announce(self) -> None:
+        log.info("LocalSteps: %s", self.runtime.description(self._method, "average"))
 
     def _state_for_newcomers(self) -> dict[str, Any]:
         return BetweenAverages(self._owner).state_dict()

@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
+from decentlam.network import waiting
 from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, address_of
 
 log = logging.getLogger(__name__)
@@ -330,8 +331,26 @@ class Heartbeat:
         if calls is self.calls:
             self.store_error = None
         self._judge(*reading, now, stalled=now - last > self.limit / 2)
+        self._tell_of_wait()
         self._sleep(self._interval)
         return now
+
+    def _tell_of_wait(self) -> None:
+        """Say for whom this process waits if it has waited for long, and what others do."""
+        if (overdue := waiting.overdue()) is None:
+            return
+        wait, seconds = overdue
+        others = [m for m in self.members if m != self.me and m in self._seen]
+        mine = f"waits in {wait.what}"
+        doing = {m: self._seen[m].beat["doing"] for m in others}
+        said = [f"{self.name(m)} {what[:100]}" for m, what in doing.items() if what != mine]
+        log.warning(
+            "still waiting for %s in %s, for %.0f s: %s",
+            ", ".join(dict.fromkeys(wait.whom())) or "others",
+            wait.what,
+            seconds,
+            "; ".join(said[:8]) or "all others wait there, too",
+        )
 
     def _host_is_stopped(self) -> bool:
         """Whether the process that may have the store is seen, on this machine, to be frozen."""
@@ -355,6 +374,7 @@ class Heartbeat:
         self._count += 1
         at = [self.generation, self.position()]
         beat = {**self._facts, "count": self._count, "left": self._leaves, "at": at}
+        beat["doing"] = waiting.doing()
         store.set(f"beat/{self.me}", json.dumps(beat))
 
     def _exchange(
@@ -607,6 +627,7 @@ def _read_beat(text: bytes) -> dict[str, Any] | None:
             "count": int(),
             "left": bool(),
             "at": [int(), int()],
+            "doing": str(),
         } if 0 < pid < _PIDS:
             return beat
     return None
@@ -717,4 +738,10 @@ def explain(peer: str, patience: float) -> str | None:
         named = peer[0].upper() + peer[1:]
         return f"{interruption.text}. {named} may itself have been waiting for it."
     left = [_current.name(member) for member in _current.left]
-    return f"{', '.join(left)} has left: its script has ended." if left else None
+    if not left:
+        return None
+    return (
+        f"{', '.join(left)} has left: its script has ended. Either it had fewer batches (give all "
+        "processes as many, or use torch.distributed.algorithms.Join), or it has not made a call "
+        "that every process must make, such as averaged, merge or save_checkpoint."
+    )

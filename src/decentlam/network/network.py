@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
-from decentlam.network import heartbeat
+from decentlam.network import heartbeat, waiting
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +134,14 @@ class Network:
         """Before all processes do something together: refuses if one does something else. Sums of
         what does not belong together would be numbers, and wrong. `rates` are compared, too: those
         that a script has changed on some processes only make the log."""
-        with heartbeat.meeting():
-            everyone = self.gather({"call": what, "rates": [*rates]})
+        try:
+            with heartbeat.meeting(), waiting.for_everyone(what):
+                everyone = self.gather({"call": what, "rates": [*rates]})
+        except ExchangeError as error:
+            raise ExchangeError(
+                f"{error} This process was to {what}, for which every process must make the same "
+                "call: not behind `if rank == 0`."
+            ) from error
         said = [each.get("call") if isinstance(each, dict) else None for each in everyone]
         if all(call == what for call in said):
             self._compare([each["rates"] for each in everyone])

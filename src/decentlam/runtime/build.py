@@ -178,8 +178,8 @@ def stable_form(
     """Return what will run: the method, or a form of it that is stable on these weights."""
     check_compatible(method, topology)
     algorithm, topology, note = choose(method, topology, options.stable)
-    if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
-        log.warning("%s", note)
+    if note is not None:
+        log.debug("%s", note)
     return algorithm, topology
 
 

@@ -12,7 +12,12 @@ from torch import Tensor
 from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio, shown
 
 ParamGroup = dict[str, Any]
-PAST = ("previous_lr", "sync_lr", "skipped_steps")  # what a group remembers of steps it took
+PAST = (
+    "previous_lr",
+    "sync_lr",
+    "skipped_steps",
+    "num_nodes",
+)  # what a group remembers of steps it took
 # Of torch's SGD: values that change nothing where a method has no such thing.
 _SGD = {"momentum": 0, "nesterov": False, "dampening": 0, "maximize": False}
 

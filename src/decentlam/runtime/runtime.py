@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from decentlam.algorithms import Algorithm, Reach, Step
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
 from decentlam.exchange.base import Exchange, Terms
 from decentlam.exchange.none import NoExchange
+from decentlam.network import waiting
 from decentlam.network.network import Network
 from decentlam.options import Options
 from decentlam.runtime.bucket import Bucket
@@ -132,6 +134,26 @@ class Runtime:
     def position(self) -> int:
         """A number that grows when a step begins, and when it ends."""
         return 2 * self.index + self._open
+
+    def description(self, method: Algorithm, unit: str) -> str:
+        """Return a line on the run: method, nodes, peers and bytes, and which node this is."""
+        network, name, reach = self.network, type(method).__name__, self.algorithm.reach(0)
+        where = f"node {network.node} of {network.num_nodes} on {socket.gethostname()}"
+        if network.num_nodes == 1:
+            return f"{name} on one node, without communication; {where}"
+        count, payloads = self.topology.max_peers, self.algorithm.payloads(0)
+        whom = {
+            Reach.NEIGHBORS: "one peer" if count == 1 else f"{count} peers",
+            Reach.EVERYONE: "an all-reduce",
+            Reach.NOBODY: "nobody",
+        }[reach]
+        short = self.options.shortened if reach is Reach.NEIGHBORS else None
+        size = reach.messages_sent(network.num_nodes, count) * sum(
+            bucket.message_size(payloads, 0) * (short or bucket.x.dtype).itemsize
+            for bucket in self.buckets
+        )
+        sent = f"{whom} and {size / 1e6:.3g} MB per {unit}"
+        return f"{name} on {network.num_nodes} nodes, {sent}; {where}"
 
     @property
     def exchange(self) -> Exchange:
@@ -272,6 +294,7 @@ class Runtime:
             self._refused = str(error)
             raise
         except ExchangeError:
+            waiting.end()
             self._abandon()
             raise
         self.finish()
@@ -312,17 +335,24 @@ class Runtime:
                 self._use_unsent(bucket)
             self._send(bucket)
         begun = time.perf_counter()
+        waiting.begin(f"step {self.index}", self._awaited)
         mixes: list[Terms] = []
         sent = 0
         for bucket in self.buckets:
             pending = bucket.pending
             mixes.append([] if pending is None else pending.wait())
             sent += 0 if pending is None else pending.bytes_sent
+        waiting.end()
         if self.buckets:
             self._checks.after(mixes, *self._plan(self.buckets[0]), self._skipped)
         self.statistics.skipped, self.statistics.alone = self._skipped, self._alone
         self.statistics.end(self.index, time.perf_counter() - begun, sent)
         self._mixes = mixes
+
+    def _awaited(self) -> list[str]:
+        """Return who has not answered yet in this step."""
+        pending = [bucket.pending for bucket in self.buckets if bucket.pending is not None]
+        return [peer for each in pending for peer, _ in each.works]
 
     def _use_unsent(self, bucket: Bucket) -> None:
         """Wait for, and look at, a gradient that no message of this step has."""

@@ -104,7 +104,7 @@ class Nodes:
         check_compatible(method, network)
         self.algorithm, self.topology, note = choose(method, network, stable)
         if note is not None:
-            log.warning("%s", note)
+            log.debug("%s", note)
         self.weight_decay = check_number("weight_decay", weight_decay)
         self._mix = DenseMix(self.topology)
         self.x = x0.detach().clone(memory_format=torch.contiguous_format)
