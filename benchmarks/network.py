@@ -83,9 +83,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", "--nodes", type=int, default=4)
     parser.add_argument("--bandwidth", help="of each link, such as 100Mbit; default: no limit")
-    parser.add_argument(
-        "--unsent", type=int, metavar="KIB", help="that a connection takes ahead of the wire"
-    )
     parser.add_argument("--model", default=Benchmark.model, choices=MODELS)
     parser.add_argument("--parameters", type=float, help="of a sleeping model")
     parser.add_argument("--compute", default="real", help="real, or sleep:MILLISECONDS")
@@ -102,9 +99,8 @@ def main() -> None:
     if given.list:
         print("\n".join(available()))
         return
-    if given.loopback and (given.bandwidth or given.unsent):
-        parser.error("loopback has no bandwidth and no connection to set; leave one of the two out")
-    unsent = given.unsent and 1024 * given.unsent
+    if given.loopback and given.bandwidth:
+        parser.error("loopback has no bandwidth to set; leave one of the two out")
     if not has_decent_dp():
         print("decent-dp is not installed and left out; `uv pip install decent-dp` adds it")
     try:
@@ -127,7 +123,6 @@ def main() -> None:
             given.loopback,
             given.timeout,
             on_record,
-            unsent,
         )
     except ValueError as error:
         sys.exit(f"network.py: {error}")
@@ -141,7 +136,7 @@ def main() -> None:
     where = "loopback" if given.loopback else f"links of {given.bandwidth or 'any speed'}"
     report(records, benchmark, where, given.nodes, given.bandwidth)
     if given.json:
-        names = ("nodes", "bandwidth", "unsent", "loopback")
+        names = ("nodes", "bandwidth", "loopback")
         about = {name: getattr(given, name) for name in names}
         text = {"benchmark": asdict(benchmark), **about, "machine": machine(), "records": records}
         given.json.write_text(json.dumps(text, indent=1))

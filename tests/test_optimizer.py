@@ -57,13 +57,6 @@ def test_every_optimizer_runs_momentum_sgd_on_one_node(method: str) -> None:
         assert optimizer.algorithm == PmSGD(0.8, nesterov)
 
 
-def test_one_node_is_momentum_sgd_in_float32() -> None:
-    ours, theirs = Net(torch.float32), Net(torch.float32)
-    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)), 1e-5)
-
-
 def test_a_graph_of_old_values_is_refused() -> None:
     """As with torch.optim: backward after step() would mix old activations with new weights."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
@@ -103,12 +96,6 @@ def test_parameter_without_gradient_is_left_alone() -> None:
         assert_close([flat(ours)], [flat(theirs)])
         if step < 2:
             assert torch.equal(ours.sometimes, torch.ones(3, dtype=torch.float64))
-
-
-def test_frozen_parameter_is_left_alone() -> None:
-    model = Net()
-    train(model, decentlam.DecentLaM(model.parameters(), lr=0.1, weight_decay=0.1), range(3))
-    assert torch.equal(model.frozen, torch.ones(3, dtype=torch.float64))
 
 
 @every_method
@@ -292,23 +279,6 @@ def test_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
         assert_close([flat(ours)], [flat(theirs)])
 
 
-@pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad(to_none: bool) -> None:
-    model = Net()
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
-    loss_of(model, 0).backward()
-    optimizer.step()
-    assert model.first.weight.grad is not None
-    optimizer.zero_grad(set_to_none=to_none)
-    if to_none:
-        assert model.first.weight.grad is None
-    else:
-        assert not model.first.weight.grad.any()
-    loss_of(model, 0).backward()
-    expected = torch.autograd.grad(loss_of(model, 0), model.first.weight)[0]
-    assert torch.allclose(model.first.weight.grad, expected, atol=1e-15)
-
-
 def test_gradients_accumulate_over_backwards_as_in_torch() -> None:
     """On one node nothing is sent, so none of these is too late."""
     ours, optimizer, theirs, reference = beside_sgd()
@@ -468,13 +438,6 @@ def test_parameters_that_cannot_be_averaged_are_refused() -> None:
         decentlam.DecentLaM([("phase", torch.ones(1).cfloat())], lr=0.1)
     with pytest.raises(ValueError, match="there is no parameter"):
         decentlam.DecentLaM([{"params": []}], lr=0.1)
-
-
-def test_wrong_state_is_refused() -> None:
-    small, large = nn.Linear(2, 2), nn.Linear(3, 3)
-    saved = decentlam.DecentLaM(small.parameters(), lr=0.1).state_dict()
-    with pytest.raises(ValueError, match="shape"):
-        decentlam.DecentLaM(large.parameters(), lr=0.1).load_state_dict(saved)
 
 
 def test_a_state_that_is_refused_leaves_everything_as_it_was() -> None:

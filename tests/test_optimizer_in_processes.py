@@ -7,7 +7,6 @@ import gc
 import pickle
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 
 import decentlam
 from tests.helpers.models import mlp, mlp_loss
-from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.processes import Group, Scenarios, every, message_of
 from tests.helpers.quadratic import (
     DECAY,
     LR,
@@ -54,6 +53,15 @@ def resume(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor
     return whole[3:], train(optimizer, model, node, range(3, 6))
 
 
+RESUMED = ("decentlam", "awc-dmsgd", "slowmo", "d2-dmsgd", "qg-dmsgd", "da-dmsgd", "pmsgd")
+
+
+@scenarios.run(resume, every(method=RESUMED))
+def test_resumed_run_is_the_same_to_the_bit(results: list[Any]) -> None:
+    for whole, resumed in results:
+        assert same(whole, resumed)
+
+
 def twins(process_group: Group, overlap: str, how: str) -> list[list[Tensor]]:
     """A copy made right after a step, whose messages may still be under way, and its original."""
     node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
@@ -67,6 +75,15 @@ def twins(process_group: Group, overlap: str, how: str) -> list[list[Tensor]]:
         train(theirs, twin, node, range(3, 6)),
         train(optimizer, model, node, range(3, 6)),
     ]
+
+
+@scenarios.run(
+    twins, [{"overlap": "none", "how": "deepcopy"}, {"overlap": "backward", "how": "pickle"}]
+)
+def test_a_copy_made_in_the_midst_of_training_goes_on_like_the_original(results: Any) -> None:
+    expected = simulate("decentlam", N, 6)[3:]
+    for k in range(2):
+        assert_equal([both[k] for both in results], expected)
 
 
 def copied_alone(process_group: Group, method: str) -> tuple[list[list[Tensor]], str]:
@@ -89,68 +106,11 @@ def copied_alone(process_group: Group, method: str) -> tuple[list[list[Tensor]],
     return found, message_of(lambda: train(late, apart, node, range(1)))
 
 
-def unpickled_subgroup(process_group: Group) -> str:
-    """A pickled optimizer of a group of fewer processes cannot find its group again."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    mine = pairs[dist.get_rank() // 2]
-    _, model, optimizer = start(mine, "decentlam")
-    data = pickle.dumps(optimizer)
-    optimizer.runtime.close()
-    del optimizer, model
-    decentlam.network.network._connected.clear()  # as in another process
-    return message_of(lambda: pickle.loads(data))
-
-
-def unpickled_exact(process_group: Group) -> str:
-    """Exact averages need a group of their own, which one process alone cannot form."""
-    _, model, optimizer = start(dist.group.WORLD, "pmsgd")
-    data = pickle.dumps(optimizer)
-    optimizer.runtime.close()
-    del optimizer, model
-    decentlam.network.network._connected.clear()  # as in another process
-    return message_of(lambda: pickle.loads(data))
-
-
-RESUMED = ("decentlam", "awc-dmsgd", "slowmo", "d2-dmsgd", "qg-dmsgd", "da-dmsgd", "pmsgd")
-for method in RESUMED:
-    scenarios.add(f"resume {method}", resume, method=method)
-COPIED = [("none", "deepcopy"), ("backward", "deepcopy"), ("backward", "pickle")]
-for overlap, how in COPIED:
-    scenarios.add(f"{how} {overlap}", twins, overlap=overlap, how=how)
-for method in ("decentlam", "pmsgd", "slowmo"):
-    scenarios.add(f"copied {method}", copied_alone, method=method)
-
-
-@pytest.mark.parametrize("method", RESUMED)
-def test_resumed_run_is_the_same_to_the_bit(method: str) -> None:
-    for whole, resumed in scenarios.outcomes(f"resume {method}"):
-        assert same(whole, resumed)
-
-
-@pytest.mark.parametrize(("overlap", "how"), COPIED)
-def test_a_copy_made_in_the_midst_of_training_goes_on_like_the_original(
-    overlap: str, how: str
-) -> None:
-    expected = simulate("decentlam", N, 6)[3:]
-    for k in range(2):
-        assert_equal([both[k] for both in scenarios.outcomes(f"{how} {overlap}")], expected)
-
-
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd", "slowmo"])
-def test_one_process_may_copy_its_optimizer_alone(method: str) -> None:
-    for (ours, theirs), said in scenarios.outcomes(f"copied {method}"):
+@scenarios.run(copied_alone, every(method=("decentlam", "pmsgd", "slowmo")))
+def test_one_process_may_copy_its_optimizer_alone(results: list[Any]) -> None:
+    for (ours, theirs), said in results:
         assert same(ours, theirs)
         assert said.startswith("ValueError") and "optimizers built or copied before" in said, said
-
-
-def test_an_unpickled_optimizer_forms_no_group_of_its_own() -> None:
-    for message in scenarios.outcomes("unpickled exact"):
-        assert message.startswith("RuntimeError") and "Build it anew" in message, message
-
-
-def test_an_optimizer_of_a_subgroup_is_not_moved_to_all_processes() -> None:
-    for error in scenarios.outcomes("unpickled subgroup"):
-        assert "cannot be saved with it" in error and "load_state_dict" in error, error
 
 
 # Several optimizers -----------------------------------------------------------------------------
@@ -213,6 +173,18 @@ def simulate_gan(methods: tuple[str, str], n: int) -> list[Tensor]:
     return trajectory
 
 
+@scenarios.run(
+    gan,
+    [
+        {"methods": ("decentlam", "decentlam"), "overlap": True},
+        {"methods": ("awc-dmsgd", "dmsgd"), "overlap": True},
+        {"methods": ("pmsgd", "decentlam"), "overlap": False},
+    ],
+)
+def test_two_optimizers_in_turn(results: Any, methods: tuple[str, str]) -> None:
+    assert_equal(results, simulate_gan(methods, N))
+
+
 def halves(process_group: Group, methods: tuple[str, str]) -> list[Tensor]:
     """Two optimizers share one backward."""
     node = dist.get_rank(process_group)
@@ -231,6 +203,15 @@ def halves(process_group: Group, methods: tuple[str, str]) -> list[Tensor]:
     return trajectory
 
 
+@scenarios.run(halves, every(methods=(("decentlam", "dmsgd"), ("pmsgd", "pmsgd"))))
+def test_two_optimizers_share_a_backward(results: Any, methods: tuple[str, str]) -> None:
+    """The quadratic is a sum over parameters: each half runs as if it were alone."""
+    both = [simulate(method, N, 5) for method in methods]
+    front = sum(Quadratic.SIZES[:2])
+    expected = [torch.cat([a[:, :front], b[:, front:]], dim=1) for a, b in zip(*both, strict=True)]
+    assert_equal(results, expected)
+
+
 def replaced(process_group: Group, kept_alive: bool) -> list[Tensor]:
     """A second optimizer takes over the model; the first must not interfere any more."""
     node, model, optimizer = start(process_group, "dmsgd")
@@ -240,6 +221,11 @@ def replaced(process_group: Group, kept_alive: bool) -> list[Tensor]:
     if not kept_alive:
         del optimizer
     return train(second, model, node, range(5))
+
+
+@scenarios.run(replaced, every(kept_alive=(True, False)))
+def test_new_optimizer_takes_the_model_over(results: Any) -> None:
+    assert_equal(results, simulate("decentlam", N, 5))
 
 
 def dropped(process_group: Group, method: str, after: str) -> list[Tensor]:
@@ -256,6 +242,14 @@ def dropped(process_group: Group, method: str, after: str) -> list[Tensor]:
     return train(optimizer, model, node, range(3))
 
 
+@scenarios.run(
+    dropped,
+    [{"method": "awc-dmsgd", "after": "step"}, {"method": "decentlam", "after": "backward"}],
+)
+def test_group_survives_an_optimizer_dropped_with_messages_under_way(results: Any) -> None:
+    assert_equal(results, simulate("dmsgd", N, 3))
+
+
 def subgroup(process_group: Group) -> list[Tensor]:
     """Even and odd processes are two networks of their own."""
     rank = dist.get_rank(process_group)
@@ -267,52 +261,8 @@ def subgroup(process_group: Group) -> list[Tensor]:
     return train(optimizer, model, node, range(5))
 
 
-GANS = [
-    (("decentlam", "decentlam"), True),
-    (("pmsgd", "pmsgd"), True),
-    (("awc-dmsgd", "dmsgd"), True),
-    (("decentlam", "pmsgd"), False),
-]
-for methods, overlap in GANS:
-    scenarios.add(f"gan {methods} {overlap}", gan, methods=methods, overlap=overlap)
-for methods in (("decentlam", "dmsgd"), ("pmsgd", "pmsgd")):
-    scenarios.add(f"halves {methods}", halves, methods=methods)
-for alive in (True, False):
-    scenarios.add(f"replaced {alive}", replaced, kept_alive=alive)
-DROPPED = [("awc-dmsgd", "step"), ("awc-dmsgd", "backward"), ("decentlam", "backward")]
-for method, after in DROPPED:
-    scenarios.add(f"dropped {method} {after}", dropped, method=method, after=after)
-scenarios.add("subgroup", subgroup)
-
-
-@pytest.mark.parametrize(("methods", "overlap"), GANS)
-def test_two_optimizers_in_turn(methods: tuple[str, str], overlap: bool) -> None:
-    assert_equal(scenarios.outcomes(f"gan {methods} {overlap}"), simulate_gan(methods, N))
-
-
-@pytest.mark.parametrize("methods", [("decentlam", "dmsgd"), ("pmsgd", "pmsgd")])
-def test_two_optimizers_share_a_backward(methods: tuple[str, str]) -> None:
-    """The quadratic is a sum over parameters: each half runs as if it were alone."""
-    both = [simulate(method, N, 5) for method in methods]
-    front = sum(Quadratic.SIZES[:2])
-    expected = [torch.cat([a[:, :front], b[:, front:]], dim=1) for a, b in zip(*both, strict=True)]
-    assert_equal(scenarios.outcomes(f"halves {methods}"), expected)
-
-
-@pytest.mark.parametrize("alive", [True, False])
-def test_new_optimizer_takes_the_model_over(alive: bool) -> None:
-    assert_equal(scenarios.outcomes(f"replaced {alive}"), simulate("decentlam", N, 5))
-
-
-@pytest.mark.parametrize(("method", "after"), DROPPED)
-def test_group_survives_an_optimizer_dropped_with_messages_under_way(
-    method: str, after: str
-) -> None:
-    assert_equal(scenarios.outcomes(f"dropped {method} {after}"), simulate("dmsgd", N, 3))
-
-
-def test_two_networks_side_by_side() -> None:
-    results = scenarios.outcomes("subgroup")
+@scenarios.run(subgroup)
+def test_two_networks_side_by_side(results: Any) -> None:
     expected = simulate("decentlam", 2, 5)
     assert_equal(results[::2], expected)
     assert_equal(results[1::2], expected)
@@ -340,6 +290,11 @@ def accumulate(process_group: Group, overlap: bool) -> list[Tensor]:
 def accumulated_loss(model: nn.Module, node: int, step: int) -> Tensor:
     whole = quadratic_loss(model, node, step) + 0.5 * quadratic_loss(model, node, step + 1)
     return whole + sum(0.5 * w.square().sum() for w in list(model.weights)[1:])
+
+
+@scenarios.run(accumulate, every(overlap=(True, False)))
+def test_accumulated_gradients_equal_one_large_batch(results: Any) -> None:
+    assert_equal(results, simulate("decentlam", N, 5, loss=accumulated_loss))
 
 
 BATCHES = (3, 6, 2, 5)  # of nodes 0 to 3
@@ -371,6 +326,19 @@ def join_absent(node: int, step: int) -> bool:
     return step > 6 and step - 7 >= BATCHES[(node + 1) % 4]
 
 
+@scenarios.run(
+    join,
+    [
+        *every(method=("decentlam", "awc-dmsgd"), overlap=(True, False)),
+        {"method": "pmsgd", "overlap": True},
+        {"method": "slowmo", "overlap": False},
+    ],
+)
+def test_nodes_without_data_answer_with_gradient_zero(results: Any, method: str) -> None:
+    assert [len(trajectory) for trajectory in results] == [13] * N
+    assert_equal(results, simulate(method, N, 13, absent=join_absent))
+
+
 def join_two(process_group: Group) -> tuple[list[Tensor], list[Tensor]]:
     """Two optimizers in one context, as a GAN has."""
     node = dist.get_rank(process_group)
@@ -384,6 +352,18 @@ def join_two(process_group: Group) -> tuple[list[Tensor], list[Tensor]]:
     return [flat(a)], [flat(b)]
 
 
+@scenarios.run(join_two)
+def test_two_optimizers_join_together(results: Any) -> None:
+    def absent(node: int, step: int) -> bool:
+        return step >= BATCHES[node]
+
+    steps = max(BATCHES)
+    first = simulate("decentlam", N, steps, absent=absent)
+    assert_equal([both[0] for both in results], first[-1:])
+    second = simulate("pmsgd", N, steps, absent=absent, model=lambda: Quadratic(seed=1))
+    assert_equal([both[1] for both in results], second[-1:])
+
+
 def join_throws(process_group: Group) -> str:
     node, model, optimizer = start(process_group, "decentlam")
 
@@ -394,48 +374,30 @@ def join_throws(process_group: Group) -> str:
     return message_of(run)
 
 
-for overlap in (True, False):
-    scenarios.add(f"accumulate {overlap}", accumulate, overlap=overlap)
-JOINING = [
-    (method, overlap)
-    for method in ("decentlam", "awc-dmsgd", "pmsgd", "slowmo")
-    for overlap in (True, False)
-]
-for method, overlap in JOINING:
-    scenarios.add(f"join {method} {overlap}", join, method=method, overlap=overlap)
-scenarios.add("join two", join_two)
-scenarios.add("join throws", join_throws)
-scenarios.add("unpickled exact", unpickled_exact)
-scenarios.add("unpickled subgroup", unpickled_subgroup)  # the last: what is connected is forgotten
+@scenarios.run(join_throws)
+def test_join_can_stop_everybody_instead(errors: list[str]) -> None:
+    assert all(error.startswith("RuntimeError") for error in errors)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_accumulated_gradients_equal_one_large_batch(overlap: bool) -> None:
-    expected = simulate("decentlam", N, 5, loss=accumulated_loss)
-    assert_equal(scenarios.outcomes(f"accumulate {overlap}"), expected)
+def unpickled(process_group: Group, method: str, subgroup: bool) -> str:
+    """What is said where neither group can be formed again: that of exact averages needs all, that
+    of fewer processes is unknown. It is the last: what is connected is forgotten."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = pairs[dist.get_rank() // 2] if subgroup else dist.group.WORLD
+    _, model, optimizer = start(mine, method)
+    data = pickle.dumps(optimizer)
+    optimizer.runtime.close()
+    del optimizer, model
+    decentlam.network.network._connected.clear()  # as in another process
+    return message_of(lambda: pickle.loads(data))
 
 
-@pytest.mark.parametrize(("method", "overlap"), JOINING)
-def test_nodes_without_data_answer_with_gradient_zero(method: str, overlap: bool) -> None:
-    expected = simulate(method, N, 13, absent=join_absent)
-    trajectories = scenarios.outcomes(f"join {method} {overlap}")
-    assert [len(trajectory) for trajectory in trajectories] == [13] * N
-    assert_equal(trajectories, expected)
-
-
-def test_two_optimizers_join_together() -> None:
-    def absent(node: int, step: int) -> bool:
-        return step >= BATCHES[node]
-
-    results = scenarios.outcomes("join two")
-    steps = max(BATCHES)
-    assert_equal(
-        [first for first, _ in results],
-        simulate("decentlam", N, steps, absent=absent)[-1:],
-    )
-    second = simulate("pmsgd", N, steps, absent=absent, model=lambda: Quadratic(seed=1))
-    assert_equal([second for _, second in results], second[-1:])
-
-
-def test_join_can_stop_everybody_instead() -> None:
-    assert all(error.startswith("RuntimeError") for error in scenarios.outcomes("join throws"))
+@scenarios.run(
+    unpickled, [{"method": "pmsgd", "subgroup": False}, {"method": "decentlam", "subgroup": True}]
+)
+def test_an_unpickled_optimizer_forms_no_group_of_its_own(
+    errors: list[str], subgroup: bool
+) -> None:
+    words = ["cannot be saved with it", "load_state_dict"] if subgroup else ["Build it anew"]
+    for error in errors:
+        assert error.startswith("RuntimeError") and all(word in error for word in words), error

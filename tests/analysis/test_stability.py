@@ -257,13 +257,6 @@ def test_growth_with_gradients_is_that_of_a_simulated_run(method: str) -> None:
     assert found == pytest.approx((late / early) ** (1 / 360), abs=4e-3)
 
 
-def test_only_lr_times_curvature_matters() -> None:
-    for name in algorithms.ALGORITHMS:
-        if name != "pmsgd-lars":
-            rates = [growth(name, mesh(4), lr=lr, curvature=1 / lr) for lr in (0.01, 0.5, 20.0)]
-            assert rates[1:] == pytest.approx(rates[:1] * 2, rel=1e-9), name
-
-
 def test_algorithm_2_diverges_on_negative_eigenvalues_where_curvatures_differ() -> None:
     """From lr 1.13 on, where the largest curvature is 1; equal ones stand 2 (1 + beta)."""
     assert largest_step("decentlam", ring(8), 0.9, curvature=(0.01, 1)) == pytest.approx(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +73,47 @@ def _gradient(network: nn.Module, x: Tensor, node: int, step: int) -> Tensor:
     return torch.cat([p.grad.reshape(-1) for p in network.parameters()])
 
 
+NAMES = ("message_dtype", "method", "topology", "overlap")
+CASES = [
+    (HALF, "dmsgd", "ring", "none"),
+    (HALF, "decentlam", "ring", "backward"),
+    (HALF, "dmsgd", "bipartite-random-match", "auto"),
+    (HALF, "decentlam", "bipartite-random-match", "backward"),
+    (BRAIN, "dmsgd", "complete", "none"),
+    (BRAIN, "decentlam", "complete", "backward"),
+]
+
+
+@scenarios.run(trajectory, [dict(zip(NAMES, case, strict=True)) for case in CASES])
+def test_steps_are_those_computed_by_hand(
+    results: Any, method: str, topology: str, message_dtype: torch.dtype
+) -> None:
+    """Of the ring's, half of the bytes: two to each of two neighbors."""
+    assert_equal([steps for steps, _ in results], by_hand(method, topology, N, message_dtype))
+    for _, (last, total) in results if topology == "ring" else ():
+        assert last == 2 * 2 * sum(Quadratic.SIZES) and total == STEPS * last
+
+
+@scenarios.run(trajectory, [{"method": "da-dmsgd", "message_dtype": HALF}])
+def test_both_payloads_are_sent_in_half_of_the_bytes(results: Any) -> None:
+    assert all(last == 2 * 2 * 2 * sum(Quadratic.SIZES) for _, (last, _) in results)
+
+
+def of_two(process_group: Group) -> list[list[Tensor]]:
+    """Steps of nodes of two processes, in all bits and in 16."""
+    options = {"method": "dmsgd", "processes_per_node": 2}
+    return [trajectory(process_group, message_dtype=t, **options)[0] for t in (None, HALF)]
+
+
+@scenarios.run(of_two)
+def test_nodes_of_two_processes_stay_near_and_agree_inside(results: Any) -> None:
+    for expected, found in results:
+        moved = (expected[-1] - expected[0]).abs().max()
+        assert 0 < (expected[-1] - found[-1]).abs().max() < 0.02 * moved
+    for (_, one), (_, other) in zip(results[::2], results[1::2], strict=True):
+        assert same(one, other)
+
+
 def gossip(process_group: Group) -> tuple[Tensor, Tensor, list[float]]:
     """Steps without gradient from models that differ: the average, before and after, and how far
     apart the nodes are after the first step and after the last."""
@@ -93,6 +133,13 @@ def gossip(process_group: Group) -> tuple[Tensor, Tensor, list[float]]:
         return before, flat(model), apart
 
 
+@scenarios.run(gossip)
+def test_gossip_keeps_the_average_and_ends_in_agreement(results: Any) -> None:
+    for before, after, apart in results:
+        assert (before - after).abs().max() < 1e-13
+        assert apart[-1] < 1e-3 * apart[0]
+
+
 def refused(process_group: Group) -> list[str]:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("dmsgd", {"topology": "one-peer-exponential", "message_dtype": HALF}),
@@ -103,6 +150,14 @@ def refused(process_group: Group) -> list[str]:
         message_of(functools.partial(start, process_group, method, **options))
         for method, options in cases
     ]
+
+
+@scenarios.run(refused)
+def test_what_cannot_be_sent_so_is_refused_on_all_nodes(results: Any) -> None:
+    for directed, everyone, dtype in results:
+        assert "same in both directions" in directed and "try base-2" in directed
+        assert "averages over everyone" in everyone
+        assert "message_dtype must be one of None" in dtype and "got torch.int32" in dtype
 
 
 def large(process_group: Group) -> tuple[Tensor, Tensor]:
@@ -118,6 +173,13 @@ def large(process_group: Group) -> tuple[Tensor, Tensor]:
     return before, flat(model)
 
 
+@scenarios.run(large)
+def test_what_float16_cannot_hold_stays_finite_and_keeps_the_average(results: Any) -> None:
+    """All beyond 65504 are told as that, so that such nodes do not mix."""
+    for before, after in results:
+        assert (before - after).abs().max() < 1e-8
+
+
 def equal_data(process_group: Group, own: bool, lr: float) -> int:
     """Return how often a node says that its neighbors have the same data in 16 bits."""
     node, model, optimizer = start(
@@ -128,73 +190,10 @@ def equal_data(process_group: Group, own: bool, lr: float) -> int:
     return len([text for text in said if "DistributedSampler" in text])
 
 
-CASES = [
-    (HALF, "dmsgd", "ring", "none"),
-    (HALF, "decentlam", "ring", "backward"),
-    (HALF, "dmsgd", "bipartite-random-match", "auto"),
-    (HALF, "decentlam", "bipartite-random-match", "backward"),
-    (BRAIN, "dmsgd", "complete", "none"),
-    (BRAIN, "decentlam", "complete", "backward"),
-]
-for case in CASES:
-    dtype, method, topology, overlap = case
-    options = {"method": method, "topology": topology, "overlap": overlap}
-    scenarios.add(str(case), trajectory, message_dtype=dtype, **options)
-scenarios.add("two payloads", trajectory, method="da-dmsgd", message_dtype=HALF)
-for dtype in (None, HALF):
-    name = f"two per node {dtype}"
-    scenarios.add(name, trajectory, method="dmsgd", processes_per_node=2, message_dtype=dtype)
-scenarios.add("gossip", gossip)
-scenarios.add("refused", refused)
-scenarios.add("large", large)
-scenarios.add("equal data", equal_data, own=False, lr=LR)
-scenarios.add("own data", equal_data, own=True, lr=LR)
-scenarios.add("tiny steps", equal_data, own=True, lr=1e-6)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_steps_are_those_computed_by_hand(case: tuple[torch.dtype, str, str, str]) -> None:
-    dtype, method, topology, _ = case
-    found = scenarios.outcomes(str(case))
-    assert_equal([steps for steps, _ in found], by_hand(method, topology, N, dtype))
-
-
-def test_nodes_of_two_processes_stay_near_and_agree_inside() -> None:
-    whole, rounded = (scenarios.outcomes(f"two per node {dtype}") for dtype in (None, HALF))
-    for (expected, _), (found, _) in zip(whole, rounded, strict=True):
-        moved = (expected[-1] - expected[0]).abs().max()
-        assert 0 < (expected[-1] - found[-1]).abs().max() < 0.02 * moved
-    for one, other in zip(rounded[::2], rounded[1::2], strict=True):
-        assert same(one[0], other[0])
-
-
-@pytest.mark.parametrize(("payloads", "name"), [(1, str(CASES[0])), (2, "two payloads")])
-def test_half_of_the_bytes_are_sent(payloads: int, name: str) -> None:
-    for _, (last, total) in scenarios.outcomes(name):
-        assert last == 2 * payloads * 2 * sum(Quadratic.SIZES)  # two bytes to two neighbors
-        assert total == STEPS * last
-
-
-def test_gossip_keeps_the_average_and_ends_in_agreement() -> None:
-    for before, after, apart in scenarios.outcomes("gossip"):
-        assert (before - after).abs().max() < 1e-13
-        assert apart[-1] < 1e-3 * apart[0]
-
-
-def test_what_cannot_be_sent_so_is_refused_on_all_nodes() -> None:
-    for directed, everyone, dtype in scenarios.outcomes("refused"):
-        assert "same in both directions" in directed and "try base-2" in directed
-        assert "averages over everyone" in everyone
-        assert "message_dtype must be one of None" in dtype and "got torch.int32" in dtype
-
-
-def test_nodes_that_train_on_the_same_data_are_noticed() -> None:
-    assert scenarios.outcomes("equal data") == [1] * N
-    assert scenarios.outcomes("own data") == [0] * N
-    assert scenarios.outcomes("tiny steps") == [0] * N  # of which 16 bits show nothing
-
-
-def test_what_float16_cannot_hold_stays_finite_and_keeps_the_average() -> None:
-    """All beyond 65504 are told as that, so that such nodes do not mix."""
-    for before, after in scenarios.outcomes("large"):
-        assert (before - after).abs().max() < 1e-8
+@scenarios.run(
+    equal_data,
+    [{"own": False, "lr": LR}, {"own": True, "lr": LR}, {"own": True, "lr": 1e-6}],
+)
+def test_nodes_that_train_on_the_same_data_are_noticed(told: list[int], own: bool) -> None:
+    """Of tiny steps 16 bits show nothing, so nothing is said."""
+    assert told == [0 if own else 1] * N

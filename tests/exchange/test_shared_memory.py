@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +43,24 @@ def usual_kind(process_group: Group) -> str:
     return type(optimizer.runtime.exchange).__name__
 
 
+@scenarios.run(usual_kind)
+def test_messages_are_read_in_place_unless_told_otherwise(kinds: list[str]) -> None:
+    assert set(kinds) == {"SharedMemory"}
+
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("SharedMemory", {"method": "dmsgd", "shared_memory": True, "processes_per_node": 2}),
+    ("Neighbors", {"method": "decentlam", "shared_memory": False}),
+    ("Neighbors", {"method": "awc-dmsgd", "shared_memory": True}),  # it needs no gradient
+    ("AllReduce", {"method": "pmsgd", "shared_memory": True}),
+]
+
+
+@scenarios.run(kind, [options for _, options in KINDS])
+def test_who_shares(kinds: list[str], method: str) -> None:
+    assert set(kinds) == {expected for expected, options in KINDS if options["method"] == method}
+
+
 def delayed_loss(draw: random.Random) -> Any:
     """The quadratic, on a node that is late at random, before forward and before backward."""
 
@@ -72,6 +89,12 @@ def again(process_group: Group) -> list[list[Tensor]]:
     return [first, train(optimizer, model, node, range(3, 12), late)]
 
 
+@scenarios.run(again)
+def test_a_state_of_an_earlier_step_may_be_loaded(results: Any) -> None:
+    for first, second in results:
+        assert same(first, second)
+
+
 def maps() -> int:
     """How often memory of ours is mapped here."""
     return Path("/proc/self/maps").read_text().count("memfd:decentlam")
@@ -85,6 +108,14 @@ def held(process_group: Group) -> dict[str, Any]:
     del optimizer
     gc.collect()
     return {"sizes": sizes, "maps": (before, during, maps())}
+
+
+@scenarios.run(held)
+def test_messages_are_kept_twice_and_never_received_and_nothing_stays_mapped(results: Any) -> None:
+    for found in results:
+        sizes, (before, during, after) = found["sizes"], found["maps"]
+        assert sizes["messages"] == 2 * sizes["parameters"] and sizes["received"] == 0
+        assert during == before + N and after == before
 
 
 @contextmanager
@@ -105,7 +136,17 @@ def without_room(process_group: Group) -> tuple[str, list[Tensor]]:
     return type(optimizer.runtime.exchange).__name__, train(optimizer, model, node, range(6))
 
 
-def less_room_later(process_group: Group, shared_memory: bool) -> tuple[list[str], list[Tensor]]:
+@scenarios.run(without_room)
+def test_without_memory_on_one_node_all_send_their_messages(results: Any) -> None:
+    assert {name for name, _ in results} == {"Neighbors"}
+    assert_equal([t for _, t in results], simulate("decentlam", N, 6))
+
+
+def less_room_later(process_group: Group) -> list[tuple[list[str], list[Tensor]]]:
+    return [_less_room_later(process_group, shared) for shared in (True, False)]
+
+
+def _less_room_later(process_group: Group, shared_memory: bool) -> tuple[list[str], list[Tensor]]:
     """One process has no memory left when parameters are added."""
     node, model, optimizer = start(process_group, "decentlam", shared_memory=shared_memory)
     kinds = [type(optimizer.runtime.exchange).__name__]
@@ -122,54 +163,10 @@ def less_room_later(process_group: Group, shared_memory: bool) -> tuple[list[str
     return kinds, trajectory
 
 
-scenarios.add("again", again)
-scenarios.add("held", held)
-scenarios.add("without room", without_room)
-for shared in (True, False):
-    scenarios.add(f"less room later {shared}", less_room_later, shared_memory=shared)
-KINDS = {
-    "usual": "SharedMemory",
-    "two per node": "SharedMemory",
-    "switched off": "Neighbors",
-    "needs no gradient": "Neighbors",
-    "everyone": "AllReduce",
-}
-scenarios.add("usual", usual_kind)
-scenarios.add("two per node", kind, method="dmsgd", shared_memory=True, processes_per_node=2)
-scenarios.add("switched off", kind, method="decentlam", shared_memory=False)
-scenarios.add("needs no gradient", kind, method="awc-dmsgd", shared_memory=True)
-scenarios.add("everyone", kind, method="pmsgd", shared_memory=True)
-
-
-def test_a_state_of_an_earlier_step_may_be_loaded() -> None:
-    for first, second in scenarios.outcomes("again"):
-        assert same(first, second)
-
-
-def test_messages_are_kept_twice_and_never_received_and_nothing_stays_mapped() -> None:
-    for found in scenarios.outcomes("held"):
-        sizes, (before, during, after) = found["sizes"], found["maps"]
-        assert sizes["messages"] == 2 * sizes["parameters"] and sizes["received"] == 0
-        assert during == before + N and after == before
-
-
-def test_without_memory_on_one_node_all_send_their_messages() -> None:
-    found = scenarios.outcomes("without room")
-    assert {name for name, _ in found} == {"Neighbors"}
-    assert_equal([t for _, t in found], simulate("decentlam", N, 6))
-
-
-def test_without_memory_for_another_group_of_parameters_all_send_their_messages() -> None:
-    both = zip(
-        scenarios.outcomes("less room later True"),
-        scenarios.outcomes("less room later False"),
-        strict=True,
-    )
-    for (found, trajectory), (_, expected) in both:
+@scenarios.run(less_room_later)
+def test_without_memory_for_another_group_of_parameters_all_send_their_messages(
+    results: Any,
+) -> None:
+    for (found, trajectory), (_, expected) in results:
         assert found == ["SharedMemory", "Neighbors"]
         assert same(trajectory, expected)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_who_shares(name: str) -> None:
-    assert set(scenarios.outcomes(name)) == {KINDS[name]}

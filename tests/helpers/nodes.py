@@ -1,15 +1,12 @@
-"""Runs in which a gradient is bad or a node leaves, by gloo's branch and by NCCL's."""
+"""A run in which a gradient is bad, by gloo's branch and by NCCL's."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-import decentlam
 from tests.helpers.processes import Group
-from tests.helpers.quadratic import flat, quadratic_loss, simulate, start
+from tests.helpers.quadratic import flat, quadratic_loss, start
 
 
 def bad_gradient(
@@ -31,21 +28,3 @@ def bad_gradient(
         rows.append(flat(model))
         skipped.append(optimizer.statistics.skipped)
     return rows, skipped
-
-
-def simulate_without_last(method: str, n: int, leaves_at: int, steps: int) -> list[Tensor]:
-    """Return steps from `leaves_at` on of the first n - 1 nodes, when the last one leaves then."""
-    state: dict[str, Any] = {}
-
-    def keep(nodes: decentlam.Nodes, step: int) -> None:
-        if step == leaves_at:
-            state.update(nodes.state_dict())
-
-    simulate(method, n, leaves_at + 1, before_step=keep)
-
-    def go_on(nodes: decentlam.Nodes, step: int) -> None:
-        if step == leaves_at:
-            whole = {name: value[: n - 1] for name, value in state["state"].items()}
-            nodes.load_state_dict({**state, "x": state["x"][: n - 1], "state": whole})
-
-    return simulate(method, n - 1, steps, before_step=go_on)[leaves_at:]

@@ -140,7 +140,6 @@ def simulate(
     topology: Any = "ring",
     absent: Absent = lambda node, step: False,
     change: Callable[[Tensor], Tensor] = lambda g: g,
-    before_step: Callable[[decentlam.Nodes, int], None] = lambda nodes, step: None,
     lr: Callable[[int], float] = lambda step: LR,
     weight_decay: float = DECAY,
     momentum: float = MOMENTUM,
@@ -169,7 +168,6 @@ def simulate(
     )
     trajectory = []
     for step in range(steps):
-        before_step(nodes, step)
         rows = []
         for node, row in enumerate(nodes.x):
             if absent(node, step):

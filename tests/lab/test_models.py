@@ -129,16 +129,6 @@ def test_two_simulated_nodes_equal_one_module_that_sees_both_batches(name: str):
     torch.testing.assert_close(nodes.x[0], flat, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_models_learn_on_four_simulated_nodes(name: str):
-    torch.manual_seed(0)
-    x, y = torch.randn(4, 8, 1, 8, 8), torch.randint(3, (4, 8))
-    model = make_model(name, (1, 8, 8), 3, seed=0)
-    nodes = decentlam.SimulatedModule(model, "decentlam", "ring", 4, lr=0.02, momentum=0.5)
-    losses = [nodes.step(F.cross_entropy, x, y).mean().item() for _ in range(8)]
-    assert losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,7 +9,7 @@ from torch import nn
 
 import decentlam
 from decentlam.runtime.agreement import describe_run
-from tests.helpers.processes import Group, Scenarios, message_of, warnings_of
+from tests.helpers.processes import Group, Scenarios, every, message_of, warnings_of
 from tests.helpers.quadratic import Quadratic, build
 
 scenarios = Scenarios(4)
@@ -73,13 +73,8 @@ DISAGREEMENTS = {
 }
 
 
-for what in DISAGREEMENTS:
-    scenarios.add(f"disagree {what}", disagree, what=what)
-
-
-@pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_disagreement_is_the_same_clear_error_everywhere(what: str) -> None:
-    errors = scenarios.outcomes(f"disagree {what}")
+@scenarios.run(disagree, every(what=DISAGREEMENTS))
+def test_disagreement_is_the_same_clear_error_everywhere(errors: list[str], what: str) -> None:
     assert len(set(errors)) == 1
     assert errors[0].startswith("ValueError: the nodes do not agree on the run: process 2 has")
     assert DISAGREEMENTS[what] in errors[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import decentlam
 from tests.helpers.models import trained
 from tests.helpers.one_node import Net, assert_close, one_step_each
-from tests.helpers.processes import Group, Scenarios
+from tests.helpers.processes import Group, Scenarios, every
 from tests.helpers.quadratic import (
     LR,
     Quadratic,
@@ -196,6 +197,13 @@ def conv_loss(model: nn.Module, node: int, step: int) -> Tensor:
     return model(x.to(memory_format=torch.channels_last)).square().mean()
 
 
+@scenarios.run(channels_last)
+def test_channels_last_convolutions(results: Any) -> None:
+    expected = simulate("decentlam", 4, 4, model=conv_model, loss=conv_loss)
+    assert_equal([trajectory for trajectory, _ in results], expected)
+    assert all(kept for _, kept in results)
+
+
 def mixed_dtypes(process_group: Group) -> tuple[list[str], float, float]:
     """float32, float64 and bfloat16 parameters in one group: dtypes, loss before and after."""
     node = dist.get_rank(process_group)
@@ -211,6 +219,13 @@ def mixed_dtypes(process_group: Group) -> tuple[list[str], float, float]:
         optimizer.step()
         losses.append(loss.item())
     return [str(p.dtype) for p in model], losses[0], losses[-1]
+
+
+@scenarios.run(mixed_dtypes)
+def test_parameters_of_several_dtypes_train_together(results: Any) -> None:
+    for dtypes, first, last in results:
+        assert dtypes == ["torch.float32", "torch.float64", "torch.bfloat16", "torch.float32"]
+        assert last < 0.05 * first
 
 
 class FromHere(decentlam.algorithms.DmSGD):
@@ -231,6 +246,11 @@ def state_from_x(process_group: Group) -> float:
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
+@scenarios.run(state_from_x)
+def test_state_that_begins_at_x_begins_at_the_common_one(results: list[float]) -> None:
+    assert results == [0.0] * 4
+
+
 def frozen_with_gaps(process_group: Group) -> Tensor:
     """A frozen parameter that is a part of a larger tensor; that is what others start with."""
     node = dist.get_rank(process_group)
@@ -241,14 +261,11 @@ def frozen_with_gaps(process_group: Group) -> Tensor:
     return large
 
 
-def empty_parameter(process_group: Group) -> Tensor:
-    full = nn.Parameter(torch.ones(3))
-    optimizer = decentlam.DmSGD(
-        [nn.Parameter(torch.empty(0)), full], lr=0.1, process_group=process_group
-    )
-    full.sum().backward()
-    optimizer.step()
-    return full.detach()
+@scenarios.run(frozen_with_gaps)
+def test_a_frozen_parameter_with_gaps_in_memory_starts_equal_and_alone(results: Any) -> None:
+    for node, large in enumerate(results):
+        assert torch.equal(large[:, :2], torch.zeros(4, 2))
+        assert torch.equal(large[:, 2:], torch.full((4, 2), float(node)))
 
 
 class Large(nn.Module):
@@ -278,50 +295,16 @@ def large(process_group: Group, method: str, per_node: int = 1) -> list[Tensor]:
     return [some(x) for x in train(optimizer, model, rank, range(3), large_loss)]
 
 
-LARGE = ("decentlam", "da-dmsgd", "awc-dmsgd", "slowmo", "pmsgd")
-for method in LARGE:
-    scenarios.add(f"large {method} 1", large, method=method)
-for method in ("decentlam", "awc-dmsgd"):
-    scenarios.add(f"large {method} 2", large, method=method, per_node=2)
-scenarios.add("channels last", channels_last)
-scenarios.add("dtypes", mixed_dtypes)
-scenarios.add("state from x", state_from_x)
-scenarios.add("frozen with gaps", frozen_with_gaps)
-scenarios.add("empty parameter", empty_parameter)
-
-
-@pytest.mark.parametrize(
-    ("method", "per_node"), [*((m, 1) for m in LARGE), ("decentlam", 2), ("awc-dmsgd", 2)]
+@scenarios.run(
+    large,
+    [
+        *every(method=("decentlam", "da-dmsgd", "awc-dmsgd", "slowmo", "pmsgd")),
+        {"method": "decentlam", "per_node": 2},
+    ],
 )
-def test_processes_with_parameters_larger_than_one_piece(method: str, per_node: int) -> None:
+def test_processes_with_parameters_larger_than_one_piece(
+    results: Any, method: str, per_node: int = 1
+) -> None:
     loss = node_loss(per_node, large_loss)
     expected = simulate(method, 4 // per_node, 3, model=Large, loss=loss)
-    assert_equal(scenarios.outcomes(f"large {method} {per_node}"), [some(x) for x in expected])
-
-
-def test_channels_last_convolutions() -> None:
-    results = scenarios.outcomes("channels last")
-    expected = simulate("decentlam", 4, 4, model=conv_model, loss=conv_loss)
-    assert_equal([trajectory for trajectory, _ in results], expected)
-    assert all(kept for _, kept in results)
-
-
-def test_parameters_of_several_dtypes_train_together() -> None:
-    for dtypes, first, last in scenarios.outcomes("dtypes"):
-        assert dtypes == ["torch.float32", "torch.float64", "torch.bfloat16", "torch.float32"]
-        assert last < 0.05 * first
-
-
-def test_state_that_begins_at_x_begins_at_the_common_one() -> None:
-    assert scenarios.outcomes("state from x") == [0.0] * 4
-
-
-def test_a_frozen_parameter_with_gaps_in_memory_starts_equal_and_alone() -> None:
-    for node, large in enumerate(scenarios.outcomes("frozen with gaps")):
-        assert torch.equal(large[:, :2], torch.zeros(4, 2))
-        assert torch.equal(large[:, 2:], torch.full((4, 2), float(node)))
-
-
-def test_a_parameter_without_elements_takes_no_part() -> None:
-    for x in scenarios.outcomes("empty parameter"):
-        assert torch.equal(x, torch.full((3,), 0.9))
+    assert_equal(results, [some(x) for x in expected])

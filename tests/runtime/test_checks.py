@@ -79,7 +79,7 @@ def test_stale_message_is_refused_with_the_cure(errors: list[str], what: str) ->
     for error in errors:
         assert error.startswith("StaleMessageError") and CHANGES[what] in error, error
         if what == "lr":
-            assert "'lr': 0.05" in error and "'lr': 0.01" in error
+            assert "lr=0.05" in error and "lr=0.01" in error
         if what == "second backward":
             assert "weights." in error
 

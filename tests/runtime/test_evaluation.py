@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import decentlam
 from decentlam.checkpoint import save_checkpoint
 from decentlam.network import heartbeat as watch
-from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.processes import Group, Scenarios, every, message_of
 from tests.helpers.quadratic import build, flat, same, start, train
 
 N = 4
@@ -51,6 +51,18 @@ def different_calls(process_group: Group, directory: str) -> tuple[list[str], fl
     ]
     errors = [message_of(pair[min(node, 1)]) for pair in pairs]
     return errors, optimizer.consensus_distance()
+
+
+@scenarios.run(different_calls, [{"directory": "never written"}])
+def test_who_makes_another_call_than_the_others_is_told_so(results: Any) -> None:
+    """What one process sends in one call must not become a number in another's."""
+    for errors, distance in results:
+        for error in errors:
+            assert error.startswith("RuntimeError: all processes must make this call together")
+            assert "processes [0] " in error and "[1, 2, 3] " in error, error
+        assert "[1, 2, 3] measure the consensus distance" in errors[0]
+        assert "numbers); [1, 2, 3] average the model (" in errors[1]
+        assert distance == 0.0  # and goes on: they start equal
 
 
 def another_model(process_group: Group) -> tuple[Tensor, Tensor, Tensor, str]:
@@ -130,6 +142,50 @@ def evaluate(process_group: Group, method: str, overlap: bool) -> dict[str, Any]
     }
 
 
+def evaluate_twice(process_group: Group, method: str) -> list[dict[str, Any]]:
+    """With overlap, and without."""
+    return [evaluate(process_group, method, overlap) for overlap in (True, False)]
+
+
+@scenarios.run(evaluate_twice, every(method=("decentlam", "awc-dmsgd", "slowmo")))
+def test_averaged_is_the_mean_inside_and_merge_makes_it_the_model(
+    both: list[Any], method: str
+) -> None:
+    results = [r for r, _ in both]
+    for values in zip(
+        *(r["before"] for r in results), *(r["inside"] for r in results), strict=True
+    ):
+        before, inside = torch.stack(values[:N]), values[N:]
+        assert all(torch.equal(x, inside[0]) for x in inside)
+        if before.is_floating_point():  # else a counter, which every node keeps
+            assert (inside[0] - before.mean(0)).abs().max() < 1e-14
+    x = torch.stack([r["before merge"] for r in results])
+    distance = (x - x.mean(0)).square().sum(1).mean().sqrt().item()
+    assert distance > 1e-3
+    for r, later in both:
+        assert same(r["before"], r["after"]) and same(r["before"], r["after exception"])
+        # AWC-DmSGD's message needs no gradient, so backward has sent nothing.
+        said = "nothing was raised" if method == "awc-dmsgd" else "between backward and step"
+        assert said in r["too late"]
+        assert r["distance"] == pytest.approx(distance, rel=1e-12)
+        assert (r["merged"] - x.mean(0)).abs().max() < 1e-14
+        assert torch.equal(r["merged"], results[0]["merged"])
+        assert r["merged distance"] < 1e-14
+        assert same(r["merged buffers"][:2], results[0]["merged buffers"][:2])
+        # The next step starts from there, not from a message that left before, as AWC's does.
+        assert torch.equal(r["merged"], later["merged"])
+        assert torch.equal(r["step after merge"], later["step after merge"])
+        if method == "slowmo":  # it has just averaged
+            continue
+        changed = [
+            not torch.equal(a, b) for a, b in zip(r["before"], r["without model"], strict=True)
+        ]
+        del changed[1]  # a bias before the batch norm: but for rounding it has no gradient
+        assert changed == [True] * 3 + [False] * 3 + [True] * 2  # 3 buffers of the batch norm
+    # Statistics of the data (0 to 3 apart) must differ, or the test would show nothing.
+    assert not same(results[0]["before"], results[1]["before"])
+
+
 def eval_and_train(
     process_group: Group, method: str, overlap: str, directory: str
 ) -> dict[str, Any]:
@@ -184,6 +240,30 @@ def eval_and_train(
     }
 
 
+directory = tempfile.TemporaryDirectory()
+
+
+@scenarios.run(
+    eval_and_train,
+    [
+        {"method": method, "overlap": overlap, "directory": f"{directory.name}/{method}"}
+        for method, overlap in (("decentlam", "none"), ("awc-dmsgd", "backward"))
+    ],
+)
+def test_between_eval_and_train_every_node_is_the_mean_and_saves_its_own(results: Any) -> None:
+    for values in zip(*(r["before"] for r in results), results[0]["inside"], strict=True):
+        own, mean = torch.stack(values[:N]), values[N]
+        if own.is_floating_point():
+            assert (mean - own.mean(0)).abs().max() < 1e-14
+    for r in results:
+        assert same(r["inside"], results[0]["inside"]) and same(r["inside"], r["after saving"])
+        assert same(r["before"], r["after"]) and same(r["before"], r["loaded"])
+        assert same(r["end"], r["resumed"])
+        for what, error in r["refused"].items():
+            assert "Call optimizer.train() on every process first" in error, what
+    assert not same(results[0]["before"], results[1]["before"])
+
+
 def restored(process_group: Group) -> bool:
     """Averaging fails on every process, because one of them cannot take part."""
     node, model, optimizer = start(process_group, "decentlam")
@@ -220,6 +300,11 @@ def restored(process_group: Group) -> bool:
     return torch.equal(flat(model), before)
 
 
+@scenarios.run(restored)
+def test_averaging_that_fails_leaves_every_parameter_as_it_was(results: list[bool]) -> None:
+    assert results == [True] * N
+
+
 def averaged_after_a_move(process_group: Group) -> tuple[list[Tensor], float, Tensor]:
     """Parameters are given memory of their own, then averaged, measured and merged."""
     node, model, optimizer = start(process_group, "decentlam")
@@ -235,6 +320,12 @@ def averaged_after_a_move(process_group: Group) -> tuple[list[Tensor], float, Te
     return [inside, flat(model)], distance, flat(model)
 
 
+@scenarios.run(averaged_after_a_move)
+def test_averages_are_of_parameters_that_were_moved_too(results: Any) -> None:
+    for tensors, distance, _ in results:
+        assert same(tensors, results[0][0]) and distance == results[0][1] > 0
+
+
 def averaged_half(process_group: Group) -> tuple[float, float]:
     """The mean of float16 numbers whose sum is infinite."""
     _, model, optimizer = start(process_group, "decentlam")
@@ -244,123 +335,9 @@ def averaged_half(process_group: Group) -> tuple[float, float]:
     return inside, model.large[0].item()
 
 
-directory = tempfile.TemporaryDirectory()
-EVALUATED = ("decentlam", "awc-dmsgd", "slowmo")
-for method in EVALUATED:
-    scenarios.add(f"evaluate {method}", evaluate, method=method, overlap=True)
-    scenarios.add(f"evaluate {method} later", evaluate, method=method, overlap=False)
-MODES = [("decentlam", "none"), ("awc-dmsgd", "backward")]
-for method, overlap in MODES:
-    scenarios.add(
-        f"eval {method} {overlap}",
-        eval_and_train,
-        method=method,
-        overlap=overlap,
-        directory=f"{directory.name}/{method}",
-    )
-scenarios.add("different calls", different_calls, directory="never written")
-scenarios.add("restored", restored)
-scenarios.add("averaged after a move", averaged_after_a_move)
-scenarios.add("averaged half", averaged_half)
-
-
-@pytest.mark.parametrize("method", EVALUATED)
-def test_averaged_is_the_mean_inside_and_the_own_model_outside(method: str) -> None:
-    results = scenarios.outcomes(f"evaluate {method}")
-    for values in zip(
-        *(r["before"] for r in results), *(r["inside"] for r in results), strict=True
-    ):
-        before, inside = torch.stack(values[:N]), values[N:]
-        assert all(torch.equal(x, inside[0]) for x in inside)
-        if before.is_floating_point():  # else a counter, which every node keeps
-            assert (inside[0] - before.mean(0)).abs().max() < 1e-14
-    for r in results:
-        assert same(r["before"], r["after"]) and same(r["before"], r["after exception"])
-        # AWC-DmSGD's message needs no gradient, so backward has sent nothing.
-        said = "nothing was raised" if method == "awc-dmsgd" else "between backward and step"
-        assert said in r["too late"]
-    # Statistics of the data (0 to 3 apart) must differ, or the test would show nothing.
-    assert not same(results[0]["before"], results[1]["before"])
-
-
-def test_averaged_without_a_model_leaves_buffers_alone() -> None:
-    for r in scenarios.outcomes("evaluate decentlam"):
-        changed = [
-            not torch.equal(a, b) for a, b in zip(r["before"], r["without model"], strict=True)
-        ]
-        del changed[1]  # a bias before the batch norm: but for rounding it has no gradient
-        assert changed == [True] * 3 + [False] * 3 + [True] * 2  # 3 buffers of the batch norm
-
-
-@pytest.mark.parametrize("method", EVALUATED)
-def test_merge_and_consensus_distance(method: str) -> None:
-    results = scenarios.outcomes(f"evaluate {method}")
-    x = torch.stack([r["before merge"] for r in results])
-    distance = (x - x.mean(0)).square().sum(1).mean().sqrt().item()
-    assert distance > 1e-3
-    for r in results:
-        assert r["distance"] == pytest.approx(distance, rel=1e-12)
-        assert (r["merged"] - x.mean(0)).abs().max() < 1e-14
-        assert torch.equal(r["merged"], results[0]["merged"])
-        assert r["merged distance"] < 1e-14
-        assert same(r["merged buffers"][:2], results[0]["merged buffers"][:2])
-
-
-@pytest.mark.parametrize("method", EVALUATED)
-def test_step_after_merge_starts_from_the_merged_model(method: str) -> None:
-    """Not from a message that left before, as AWC's does: without overlap there is none."""
-    later = scenarios.outcomes(f"evaluate {method} later")
-    for ours, theirs in zip(scenarios.outcomes(f"evaluate {method}"), later, strict=True):
-        assert torch.equal(ours["merged"], theirs["merged"])
-        assert torch.equal(ours["step after merge"], theirs["step after merge"])
-
-
-@pytest.mark.parametrize(("method", "overlap"), MODES)
-def test_between_eval_and_train_every_node_is_the_mean(method: str, overlap: str) -> None:
-    results = scenarios.outcomes(f"eval {method} {overlap}")
-    for values in zip(*(r["before"] for r in results), results[0]["inside"], strict=True):
-        own, mean = torch.stack(values[:N]), values[N]
-        if own.is_floating_point():
-            assert (mean - own.mean(0)).abs().max() < 1e-14
-    for r in results:
-        assert same(r["inside"], results[0]["inside"]) and same(r["inside"], r["after saving"])
-        assert same(r["before"], r["after"])
-        for what, error in r["refused"].items():
-            assert "Call optimizer.train() on every process first" in error, what
-    assert not same(results[0]["before"], results[1]["before"])
-
-
-@pytest.mark.parametrize(("method", "overlap"), MODES)
-def test_a_checkpoint_between_eval_and_train_is_of_each_nodes_own(
-    method: str, overlap: str
-) -> None:
-    for r in scenarios.outcomes(f"eval {method} {overlap}"):
-        assert same(r["before"], r["loaded"]) and same(r["end"], r["resumed"])
-
-
-def test_who_makes_another_call_than_the_others_is_told_so() -> None:
-    """What one process sends in one call must not become a number in another's."""
-    for errors, distance in scenarios.outcomes("different calls"):
-        for error in errors:
-            assert error.startswith("RuntimeError: all processes must make this call together")
-            assert "processes [0] " in error and "[1, 2, 3] " in error, error
-        assert "[1, 2, 3] measure the consensus distance" in errors[0]
-        assert "numbers); [1, 2, 3] average the model (" in errors[1]
-        assert distance == 0.0  # and goes on: they start equal
-
-
-def test_averages_are_of_parameters_that_were_moved_too() -> None:
-    found = scenarios.outcomes("averaged after a move")
-    for tensors, distance, _ in found:
-        assert same(tensors, found[0][0]) and distance == found[0][1] > 0
-
-
-def test_averages_of_half_precision_do_not_overflow() -> None:
-    assert scenarios.outcomes("averaged half") == [(20_000.0, 20_000.0)] * N
-
-
-def test_averaging_that_fails_leaves_every_parameter_as_it_was() -> None:
-    assert scenarios.outcomes("restored") == [True] * N
+@scenarios.run(averaged_half)
+def test_averages_of_half_precision_do_not_overflow(results: Any) -> None:
+    assert results == [(20_000.0, 20_000.0)] * N
 
 
 def test_evaluation_may_begin_in_inference_mode_and_end_outside() -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import decentlam
-from tests.helpers.processes import HANG_SECONDS, Group, Scenarios
+from tests.helpers.processes import HANG_SECONDS, Group, Scenarios, every
 from tests.helpers.quadratic import (
     CLASSES,
     DECAY,
@@ -80,6 +80,22 @@ def simulate_late_group(method: str, per_node: int) -> list[Tensor]:
     return [torch.cat(pair, dim=1) for pair in zip(*parts, strict=True)]
 
 
+@scenarios.run(
+    late_group,
+    [
+        *every(method=("decentlam", "awc-dmsgd", "da-dmsgd", "pmsgd", "slowmo"), per_node=[1]),
+        *every(method=("decentlam", "awc-dmsgd", "slowmo"), per_node=[2]),
+    ],
+)
+def test_group_added_mid_run(results: Any, method: str, per_node: int) -> None:
+    """What joins is equal on all nodes from then on, though each built it by itself."""
+    expected, early = simulate_late_group(method, per_node), sum(Quadratic.SIZES[:3])
+    assert_equal(
+        [[x[:early] for x in r[:3]] for r in results], [x[:, :early] for x in expected[:3]]
+    )
+    assert_equal([r[3:] for r in results], expected[3:])
+
+
 def groups(process_group: Group, method: str) -> list[Tensor]:
     """Two groups with their own lr, weight decay and momentum."""
     node = dist.get_rank(process_group)
@@ -112,6 +128,11 @@ def simulate_groups(method: str, n: int) -> list[Tensor]:
     ]
 
 
+@scenarios.run(groups, every(method=("decentlam", "da-dmsgd")))
+def test_groups_have_their_own_lr_decay_and_momentum(results: Any, method: str) -> None:
+    assert_equal(results, simulate_groups(method, N))
+
+
 def stable_form(process_group: Group) -> list[tuple[str, str]]:
     """What was asked for and what runs: at first, with one more group, and in a copy."""
     node, model, optimizer = start(
@@ -122,6 +143,11 @@ def stable_form(process_group: Group) -> list[tuple[str, str]]:
     optimizer.add_param_group({"params": [("one more", nn.Parameter(torch.ones(2)))]})
     found += [optimizer, copy.deepcopy(optimizer)]
     return [(type(o.method).__name__, type(o.algorithm).__name__) for o in found]
+
+
+@scenarios.run(stable_form)
+def test_a_stable_form_runs_for_the_method_that_was_asked_for(results: Any) -> None:
+    assert results == [[("DecentLaM", "SteadyDecentLaM")] * 3] * N
 
 
 def groups_momentum(process_group: Group) -> str:
@@ -137,6 +163,14 @@ def groups_momentum(process_group: Group) -> str:
     return repr(optimizer.algorithm)
 
 
+@scenarios.run(groups_momentum)
+def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups(
+    results: list[str],
+) -> None:
+    for found in results:
+        assert found.startswith("SteadyDecentLaM(beta=0.9"), found
+
+
 def group_of_another(process_group: Group) -> list[int]:
     """A param group that comes from another optimizer, with its own count of steps."""
     node, model, optimizer = start(process_group, "dmsgd")
@@ -146,45 +180,9 @@ def group_of_another(process_group: Group) -> list[int]:
     return [group["step"] for group in optimizer.param_groups]
 
 
-LATE = [(method, 1) for method in ("decentlam", "awc-dmsgd", "da-dmsgd", "pmsgd", "slowmo")]
-LATE += [(method, 2) for method in ("decentlam", "awc-dmsgd", "slowmo")]
-for method, per_node in LATE:
-    scenarios.add(f"late {method} {per_node}", late_group, method=method, per_node=per_node)
-for method in ("decentlam", "da-dmsgd"):
-    scenarios.add(f"groups {method}", groups, method=method)
-scenarios.add("stable form", stable_form)
-scenarios.add("groups' momentum", groups_momentum)
-scenarios.add("group of another", group_of_another)
-
-
-@pytest.mark.parametrize(("method", "per_node"), LATE)
-def test_group_added_mid_run(method: str, per_node: int) -> None:
-    """What joins is equal on all nodes from then on, though each built it by itself."""
-    results = scenarios.outcomes(f"late {method} {per_node}")
-    expected, early = simulate_late_group(method, per_node), sum(Quadratic.SIZES[:3])
-    assert_equal(
-        [[x[:early] for x in r[:3]] for r in results], [x[:, :early] for x in expected[:3]]
-    )
-    assert_equal([r[3:] for r in results], expected[3:])
-
-
-@pytest.mark.parametrize("method", ["decentlam", "da-dmsgd"])
-def test_groups_have_their_own_lr_decay_and_momentum(method: str) -> None:
-    assert_equal(scenarios.outcomes(f"groups {method}"), simulate_groups(method, N))
-
-
-def test_a_stable_form_runs_for_the_method_that_was_asked_for() -> None:
-    expected = [("DecentLaM", "SteadyDecentLaM")] * 3
-    assert scenarios.outcomes("stable form") == [expected] * N
-
-
-def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups() -> None:
-    for found in scenarios.outcomes("groups' momentum"):
-        assert found.startswith("SteadyDecentLaM(beta=0.9"), found
-
-
-def test_groups_of_one_optimizer_are_at_one_step() -> None:
-    assert scenarios.outcomes("group of another") == [[3, 3]] * N
+@scenarios.run(group_of_another)
+def test_groups_of_one_optimizer_are_at_one_step(results: list[list[int]]) -> None:
+    assert results == [[3, 3]] * N
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])

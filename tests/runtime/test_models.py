@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import decentlam
 from tests.helpers.models import Branches, branches_loss, mlp, mlp_loss, trained
-from tests.helpers.processes import Group, Scenarios, message_of
+from tests.helpers.processes import Group, Scenarios, every, message_of
 from tests.helpers.quadratic import (
     SCALE,
     assert_equal,
@@ -66,6 +67,24 @@ def _talk(process_group: Group, node: int, n: int) -> None:
     assert received.item() == (node - 1) % n
 
 
+# The first optimizer of a process is where its messages could be taken for the script's own.
+@scenarios.run(
+    branches,
+    [
+        {"method": "decentlam", "overlap": True, "chatter": True},
+        {"method": "decentlam", "overlap": False},
+        {"method": "pmsgd", "overlap": True},
+        {"method": "pmsgd", "overlap": True, "chatter": True},
+        {"method": "awc-dmsgd", "overlap": True, "chatter": True},
+        {"method": "da-dmsgd", "overlap": True},
+        {"method": "slowmo", "overlap": True, "chatter": True},
+    ],
+)
+def test_branches_that_nodes_take_in_different_order(results: Any, method: str) -> None:
+    """Tied, frozen, unused parameters too; with chatter the script sends messages of its own."""
+    assert_equal(results, simulate(method, N, 8, model=Branches, loss=branches_loss))
+
+
 def disjoint(process_group: Group, first: str) -> list[Tensor]:
     """Two losses over different parameters, as actor and critic have, in two backwards."""
     node, model, optimizer = start(process_group, "decentlam", bucket_bytes=200)
@@ -82,6 +101,11 @@ def disjoint(process_group: Group, first: str) -> list[Tensor]:
         optimizer.step()
         trajectory.append(flat(model))
     return trajectory
+
+
+@scenarios.run(disjoint, every(first=("front", "back")))
+def test_losses_over_different_parameters_need_no_no_sync(results: Any) -> None:
+    assert_equal(results, simulate("decentlam", N, 5))
 
 
 class Checkpointed(nn.Module):
@@ -106,6 +130,11 @@ def checkpointed(process_group: Group, reentrant: bool, overlap: str) -> list[Te
     return train(optimizer, model, node, range(4), mlp_loss)
 
 
+@scenarios.run(checkpointed, every(reentrant=(True, False), overlap=OVERLAPS))
+def test_activations_computed_again_in_backward(results: Any) -> None:
+    assert_equal(results, simulate("decentlam", N, 4, model=mlp, loss=mlp_loss))
+
+
 def no_backward_at_all(process_group: Group) -> list[Tensor]:
     """Node 1 has nothing to learn from at odd steps: its gradients are zero, or it is refused."""
     node, model, optimizer = start(process_group, "dmsgd", weight_decay=0.0)
@@ -123,6 +152,14 @@ def no_backward_at_all(process_group: Group) -> list[Tensor]:
     return trajectory
 
 
+@scenarios.run(no_backward_at_all)
+def test_a_node_without_data_may_step_with_zero_gradients(results: Any) -> None:
+    def absent(node: int, step: int) -> bool:
+        return node == 1 and step % 2 == 1
+
+    assert_equal(results, simulate("dmsgd", N, 6, absent=absent, weight_decay=0.0))
+
+
 def compiled(process_group: Group, backend: str) -> list[Tensor]:
     node = dist.get_rank(process_group)
     model = mlp(seed=node)
@@ -135,6 +172,11 @@ def compiled(process_group: Group, backend: str) -> list[Tensor]:
         optimizer.step()
         trajectory.append(flat(model))
     return trajectory
+
+
+@scenarios.run(compiled, every(backend=["aot_eager"]))
+def test_compiled_model(results: Any) -> None:
+    assert_equal(results, simulate("decentlam", N, 5, model=mlp, loss=mlp_loss))
 
 
 class Tagger(nn.Module):
@@ -154,7 +196,11 @@ class Tagger(nn.Module):
         return h @ self.embed.weight.T
 
 
-def habits(process_group: Group, overlap: str) -> list[Tensor]:
+def habits(process_group: Group) -> list[list[Tensor]]:
+    return [_habits(process_group, overlap) for overlap in OVERLAPS]
+
+
+def _habits(process_group: Group, overlap: str) -> list[Tensor]:
     """What scripts do around an optimizer, all at once: groups by decay, a schedule, moving
     averages of the model, forked workers, and copies in the midst of training."""
     node = dist.get_rank(process_group)
@@ -184,7 +230,11 @@ def habits(process_group: Group, overlap: str) -> list[Tensor]:
     return [flat(model), flat(ema), flat(swa)]
 
 
-def swa(process_group: Group, overlap: str) -> list[Tensor]:
+def swa(process_group: Group) -> list[list[Tensor]]:
+    return [_swa(process_group, overlap) for overlap in OVERLAPS]
+
+
+def _swa(process_group: Group, overlap: str) -> list[Tensor]:
     """Averages the weights of the last steps, and then takes the statistics of batch norm anew,
     in the midst of training and after it."""
     node = dist.get_rank(process_group)
@@ -209,71 +259,20 @@ def swa(process_group: Group, overlap: str) -> list[Tensor]:
     return [flat(model), flat(averaged), *(b.clone() for b in averaged.module.buffers())]
 
 
-# The first optimizer of a process is where its messages could be taken for the script's own.
-BRANCHING = [
-    ("decentlam", True, True),
-    ("decentlam", False, False),
-    ("pmsgd", True, False),
-    ("pmsgd", True, True),
-    ("awc-dmsgd", True, True),
-    ("da-dmsgd", True, False),
-    ("slowmo", True, True),
-]
-for method, overlap, chatter in BRANCHING:
-    name = f"branches {method} {overlap} {chatter}"
-    scenarios.add(name, branches, method=method, overlap=overlap, chatter=chatter)
-for first in ("front", "back"):
-    scenarios.add(f"disjoint {first}", disjoint, first=first)
-for overlap in OVERLAPS:
-    for reentrant in (True, False):
-        name = f"checkpointed {reentrant} {overlap}"
-        scenarios.add(name, checkpointed, reentrant=reentrant, overlap=overlap)
-    scenarios.add(f"habits {overlap}", habits, overlap=overlap)
-    scenarios.add(f"swa {overlap}", swa, overlap=overlap)
-scenarios.add("no backward", no_backward_at_all)
-scenarios.add("aot", compiled, backend="aot_eager")
+def assert_alike(results: list[list[list[Tensor]]]) -> None:
+    """The same bits in every overlap mode, and other ones on other nodes."""
+    assert all(same(expected, found) for expected, found in results)
+    assert not same(results[0][0], results[1][0])
 
 
-@pytest.mark.parametrize(("method", "overlap", "chatter"), BRANCHING)
-def test_branches_that_nodes_take_in_different_order(
-    method: str, overlap: bool | str, chatter: bool
-) -> None:
-    """Tied, frozen, unused parameters too; with chatter the script sends messages of its own."""
-    expected = simulate(method, N, 8, model=Branches, loss=branches_loss)
-    assert_equal(scenarios.outcomes(f"branches {method} {overlap} {chatter}"), expected)
+@scenarios.run(habits)
+def test_habits_of_scripts_give_the_same_bits_in_every_overlap_mode(results: Any) -> None:
+    assert_alike(results)
 
 
-@pytest.mark.parametrize("first", ["front", "back"])
-def test_losses_over_different_parameters_need_no_no_sync(first: str) -> None:
-    assert_equal(scenarios.outcomes(f"disjoint {first}"), simulate("decentlam", N, 5))
-
-
-@pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activations_computed_again_in_backward(reentrant: bool, overlap: str) -> None:
-    expected = simulate("decentlam", N, 4, model=mlp, loss=mlp_loss)
-    assert_equal(scenarios.outcomes(f"checkpointed {reentrant} {overlap}"), expected)
-
-
-@pytest.mark.parametrize("what", ["habits", "swa"])
-def test_habits_of_scripts_give_the_same_bits_in_every_overlap_mode(what: str) -> None:
-    expected = scenarios.outcomes(f"{what} none")
-    for overlap in OVERLAPS[1:]:
-        for ours, theirs in zip(scenarios.outcomes(f"{what} {overlap}"), expected, strict=True):
-            assert same(ours, theirs)
-    assert not same(expected[0], expected[1])  # the nodes have data of their own
-
-
-def test_a_node_without_data_may_step_with_zero_gradients() -> None:
-    expected = simulate(
-        "dmsgd", N, 6, absent=lambda node, step: node == 1 and step % 2 == 1, weight_decay=0.0
-    )
-    assert_equal(scenarios.outcomes("no backward"), expected)
-
-
-def test_compiled_model() -> None:
-    expected = simulate("decentlam", N, 5, model=mlp, loss=mlp_loss)
-    assert_equal(scenarios.outcomes("aot"), expected)
+@scenarios.run(swa)
+def test_averaged_weights_give_the_same_bits_in_every_overlap_mode(results: Any) -> None:
+    assert_alike(results)
 
 
 inductor = Scenarios(2)

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join
 import decentlam
 from tests.helpers.models import Branches, branches_loss, trained
 from tests.helpers.nodes import bad_gradient
-from tests.helpers.processes import Group, Scenarios, message_of, run_processes, spoiled
+from tests.helpers.processes import Group, Scenarios, every, message_of, run_processes, spoiled
 from tests.helpers.quadratic import (
     LR,
     Quadratic,
@@ -26,21 +26,20 @@ from tests.helpers.quadratic import (
     flat,
     node_loss,
     quadratic_loss,
+    same,
     simulate,
     start,
     train,
 )
 
-scenarios, six = Scenarios(4), Scenarios(6)
+scenarios = Scenarios(4)
 
 
-def branches(
-    process_group: dist.ProcessGroup, method: str, overlap: bool, per_node: int
-) -> list[Tensor]:
+def branches(process_group: Group, method: str, overlap: bool) -> list[Tensor]:
     """Processes of one node take different branches, and talk between backward and step()."""
     rank = dist.get_rank(process_group)
     model = Branches(seed=rank)
-    optimizer = build(method, model, process_group, overlap=overlap, processes_per_node=per_node)
+    optimizer = build(method, model, process_group, overlap=overlap, processes_per_node=2)
     rows = []
     for step in range(8):
         optimizer.zero_grad()
@@ -51,12 +50,18 @@ def branches(
     return rows
 
 
-def accumulate(process_group: dist.ProcessGroup, overlap: bool, per_node: int) -> list[Tensor]:
+@scenarios.run(
+    branches, [{"method": "decentlam", "overlap": True}, {"method": "slowmo", "overlap": False}]
+)
+def test_processes_of_a_node_may_take_different_branches(results: Any, method: str) -> None:
+    expected = simulate(method, 2, 8, model=Branches, loss=node_loss(2, branches_loss))
+    assert_equal(results, expected)
+
+
+def accumulate(process_group: Group, overlap: bool) -> list[Tensor]:
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = build(
-        "decentlam", model, process_group, overlap=overlap, processes_per_node=per_node
-    )
+    optimizer = build("decentlam", model, process_group, overlap=overlap, processes_per_node=2)
     rows = []
     for step in range(5):
         optimizer.zero_grad()
@@ -72,9 +77,12 @@ def two_batches(model: nn.Module, rank: int, step: int) -> Tensor:
     return quadratic_loss(model, rank, step) + quadratic_loss(model, rank, step + 1)
 
 
-def bad_gradient_raises(
-    process_group: dist.ProcessGroup, method: str, overlap: bool, per_node: int
-) -> str:
+@scenarios.run(accumulate, every(overlap=(True, False)))
+def test_gradients_accumulate_in_every_process(results: Any) -> None:
+    assert_equal(results, simulate("decentlam", 2, 5, loss=node_loss(2, two_batches)))
+
+
+def bad_gradient_raises(process_group: Group, method: str, overlap: bool) -> str:
     """The gradient of process 3 alone turns bad at step 2."""
     rank = dist.get_rank(process_group)
 
@@ -83,7 +91,7 @@ def bad_gradient_raises(
         return quadratic_loss(model, rank, step) + bad * model.weights[1].sum()
 
     def attempt(process_group: Group, seconds: float) -> tuple[str, bool]:
-        options = {"processes_per_node": per_node, "timeout_seconds": seconds}
+        options = {"processes_per_node": 2, "timeout_seconds": seconds}
         model = Quadratic(seed=rank)
         optimizer = build(method, model, process_group, overlap=overlap, **options)
         steps = lambda: train(optimizer, model, rank, range(5), loss)  # noqa: E731
@@ -92,11 +100,34 @@ def bad_gradient_raises(
     return spoiled(process_group, attempt, step=2)[0]
 
 
-def stale(process_group: dist.ProcessGroup, method: str, per_node: int) -> str:
+@scenarios.run(
+    bad_gradient_raises,
+    [{"method": "decentlam", "overlap": False}, {"method": "awc-dmsgd", "overlap": True}],
+)
+def test_bad_gradient_of_one_process_stops_its_node(errors: list[str]) -> None:
+    for rank, error in enumerate(errors):
+        assert error.startswith(("NonFiniteError: node 1, step 2: weights.1", "ExchangeError"))
+        if rank < 2:
+            assert error.startswith("ExchangeError")
+    assert any(error.startswith("NonFiniteError") for error in errors[2:])
+
+
+@scenarios.run(bad_gradient, every(how=("nan", "scaler"), per_node=[2]))
+def test_node_skips_if_one_of_its_processes_must(results: list[Any]) -> None:
+    def absent(node: int, step: int) -> bool:
+        return node == 1 and step == 2
+
+    expected = simulate("decentlam", 2, 5, loss=node_loss(2), absent=absent)
+    assert_equal([rows for rows, _ in results], expected)
+    for rank, (_, skipped) in enumerate(results):
+        assert skipped == [absent(rank // 2, step) for step in range(5)]
+
+
+def stale(process_group: Group, method: str) -> str:
     """The sum over the node has begun in backward: clipping afterwards is too late."""
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = build(method, model, process_group, processes_per_node=per_node, overlap=True)
+    optimizer = build(method, model, process_group, processes_per_node=2, overlap=True)
     train(optimizer, model, rank, range(2))
     optimizer.zero_grad()
     quadratic_loss(model, rank, 2).backward()
@@ -104,14 +135,18 @@ def stale(process_group: dist.ProcessGroup, method: str, per_node: int) -> str:
     return message_of(optimizer.step)
 
 
-def resume(
-    process_group: dist.ProcessGroup, method: str, per_node: int
-) -> tuple[list[Tensor], list[Tensor]]:
+@scenarios.run(stale, every(method=["decentlam"]))
+def test_gradient_changed_after_its_sum_began_is_refused(errors: list[str]) -> None:
+    for error in errors:
+        assert error.startswith("StaleMessageError") and "max_grad_norm" in error
+
+
+def resume(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor]]:
     rank = dist.get_rank(process_group)
 
     def begin() -> tuple[Quadratic, Any]:
         model = Quadratic(seed=rank)
-        return model, build(method, model, process_group, processes_per_node=per_node)
+        return model, build(method, model, process_group, processes_per_node=2)
 
     model, optimizer = begin()
     whole = train(optimizer, model, rank, range(3))
@@ -129,12 +164,16 @@ def resume(
     return whole[3:], train(optimizer, model, rank, range(3, 6))
 
 
-def evaluate(process_group: dist.ProcessGroup, per_node: int) -> dict[str, Any]:
+@scenarios.run(resume, every(method=("decentlam", "awc-dmsgd", "slowmo")))
+def test_resumed_run_is_the_same_to_the_bit(results: list[Any]) -> None:
+    for whole, resumed in results:
+        assert same(whole, resumed)
+
+
+def evaluate(process_group: Group) -> dict[str, Any]:
     rank = dist.get_rank(process_group)
     model = Quadratic(seed=rank)
-    optimizer = build(
-        "decentlam", model, process_group, processes_per_node=per_node, topology="ring"
-    )
+    optimizer = build("decentlam", model, process_group, processes_per_node=2, topology="ring")
     train(optimizer, model, rank, range(3))
     own = flat(model)
     with optimizer.averaged(model):
@@ -151,6 +190,20 @@ def evaluate(process_group: dist.ProcessGroup, per_node: int) -> dict[str, Any]:
     return {**result, "merged": flat(model)}
 
 
+@scenarios.run(evaluate)
+def test_evaluation_counts_nodes(results: list[dict[str, Any]]) -> None:
+    x = torch.stack([r["own"] for r in results[::2]])
+    distance = (x - x.mean(0)).square().sum(1).mean().sqrt().item()
+    for r in results:
+        assert (r["inside"] - x.mean(0)).abs().max() < 1e-14
+        assert torch.equal(r["after"], r["own"])
+        assert torch.equal(r["inside"], r["merged"])
+        assert torch.equal(r["inside"], results[0]["inside"])
+        assert r["distance"] == pytest.approx(distance, rel=1e-12)
+        assert r["sent"] == 8 * sum(-(-size // 2) for size in Quadratic.SIZES)  # padded parts
+        assert "ValueError: Join works with one process per node" in r["join"]
+
+
 def layerwise_parts(process_group: Group) -> str:
     class Layerwise(decentlam.algorithms.DmSGD):
         layerwise = True  # type: ignore[assignment]
@@ -163,39 +216,24 @@ def layerwise_parts(process_group: Group) -> str:
     )
 
 
+@scenarios.run(layerwise_parts)
+def test_whole_layers_are_not_given_to_nodes_of_several_processes(errors: list[str]) -> None:
+    for error in errors:
+        assert error.startswith("ValueError") and "processes_per_node=1" in error, error
+
+
 def clip(process_group: Group, method: str) -> list[Tensor]:
     options = {"overlap": False, "max_grad_norm": 2.0, "processes_per_node": 2}
     rank, model, optimizer = start(process_group, method, **options)
     return train(optimizer, model, rank, range(6))
 
 
-for method in ("decentlam", "pmsgd"):
-    scenarios.add(f"clip {method}", clip, method=method)
-for overlap in (True, False):
-    scenarios.add(f"accumulate {overlap}", accumulate, overlap=overlap, per_node=2)
-    for method in ("decentlam", "slowmo"):
-        name = f"branches {method} {overlap}"
-        scenarios.add(name, branches, method=method, overlap=overlap, per_node=2)
-for how in ("nan", "scaler"):
-    scenarios.add(f"bad {how}", bad_gradient, per_node=2, how=how)
-RAISING = [("decentlam", True), ("decentlam", False), ("awc-dmsgd", True)]
-for method, overlap in RAISING:
-    name = f"raises {method} {overlap}"
-    scenarios.add(name, bad_gradient_raises, method=method, overlap=overlap, per_node=2)
-scenarios.add("stale", stale, method="decentlam", per_node=2)
-RESUMED = ("decentlam", "awc-dmsgd", "slowmo")
-for method in RESUMED:
-    scenarios.add(f"resume {method}", resume, method=method, per_node=2)
-scenarios.add("evaluate", evaluate, per_node=2)
-six.add("evaluate", evaluate, per_node=2)
-scenarios.add("layerwise", layerwise_parts)
-
-
-@pytest.mark.parametrize(("method", "nodes"), [("decentlam", 2), ("pmsgd", 4)])
-def test_the_mean_gradient_of_the_node_is_clipped(method: str, nodes: int) -> None:
+@scenarios.run(clip, every(method=("decentlam", "pmsgd")))
+def test_the_mean_gradient_of_the_node_is_clipped(results: Any, method: str) -> None:
     """PmSGD averages exactly over all, so that every process is a node."""
+    nodes = 4 if method == "pmsgd" else 2
     expected = simulate(method, nodes, 6, loss=node_loss(4 // nodes), change=clipped(2.0))
-    assert_equal(scenarios.outcomes(f"clip {method}"), expected)
+    assert_equal(results, expected)
 
 
 def one_node(method: str) -> list[Tensor]:
@@ -207,70 +245,3 @@ def one_node(method: str) -> list[Tensor]:
 def test_one_node_of_all_processes_is_momentum_sgd(method: str) -> None:
     expected = simulate("pmsgd", 1, 6, loss=node_loss(2))
     assert_equal(run_processes(one_node, 2, (method,)), expected)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_gradients_accumulate_in_every_process(overlap: bool) -> None:
-    expected = simulate("decentlam", 2, 5, loss=node_loss(2, two_batches))
-    assert_equal(scenarios.outcomes(f"accumulate {overlap}"), expected)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("method", ["decentlam", "slowmo"])
-def test_processes_of_a_node_may_take_different_branches(method: str, overlap: bool) -> None:
-    expected = simulate(method, 2, 8, model=Branches, loss=node_loss(2, branches_loss))
-    assert_equal(scenarios.outcomes(f"branches {method} {overlap}"), expected)
-
-
-@pytest.mark.parametrize("how", ["nan", "scaler"])
-def test_node_skips_if_one_of_its_processes_must(how: str) -> None:
-    def absent(node: int, step: int) -> bool:
-        return node == 1 and step == 2
-
-    results = scenarios.outcomes(f"bad {how}")
-    expected = simulate("decentlam", 2, 5, loss=node_loss(2), absent=absent)
-    assert_equal([rows for rows, _ in results], expected)
-    for rank, (_, skipped) in enumerate(results):
-        assert skipped == [absent(rank // 2, step) for step in range(5)]
-
-
-@pytest.mark.parametrize(("method", "overlap"), RAISING)
-def test_bad_gradient_of_one_process_stops_its_node(method: str, overlap: bool) -> None:
-    errors = scenarios.outcomes(f"raises {method} {overlap}")
-    for rank, error in enumerate(errors):
-        assert error.startswith(("NonFiniteError: node 1, step 2: weights.1", "ExchangeError"))
-        if rank < 2:
-            assert error.startswith("ExchangeError")
-    assert any(error.startswith("NonFiniteError") for error in errors[2:])
-
-
-def test_gradient_changed_after_its_sum_began_is_refused() -> None:
-    for error in scenarios.outcomes("stale"):
-        assert error.startswith("StaleMessageError") and "max_grad_norm" in error
-
-
-@pytest.mark.parametrize("method", RESUMED)
-def test_resumed_run_is_the_same_to_the_bit(method: str) -> None:
-    for whole, resumed in scenarios.outcomes(f"resume {method}"):
-        assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
-
-
-@pytest.mark.parametrize("processes", [4, 6])
-def test_evaluation_counts_nodes(processes: int) -> None:
-    results = (scenarios if processes == 4 else six).outcomes("evaluate")
-    x = torch.stack([r["own"] for r in results[::2]])
-    distance = (x - x.mean(0)).square().sum(1).mean().sqrt().item()
-    half = 8 * sum(-(-size // 2) for size in Quadratic.SIZES)  # padded parts
-    for r in results:
-        assert (r["inside"] - x.mean(0)).abs().max() < 1e-14
-        assert torch.equal(r["after"], r["own"])
-        assert torch.equal(r["inside"], r["merged"])
-        assert torch.equal(r["inside"], results[0]["inside"])
-        assert r["distance"] == pytest.approx(distance, rel=1e-12)
-        assert r["sent"] == half * (1 if processes == 4 else 2)
-        assert "ValueError: Join works with one process per node" in r["join"]
-
-
-def test_whole_layers_are_not_given_to_nodes_of_several_processes() -> None:
-    for error in scenarios.outcomes("layerwise"):
-        assert error.startswith("ValueError") and "processes_per_node=1" in error, error

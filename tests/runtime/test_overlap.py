@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import decentlam
 from decentlam.runtime import overlap as overlaps
-from tests.helpers.processes import Group, Scenarios
+from tests.helpers.processes import Group, Scenarios, every
 from tests.helpers.quadratic import LR, flat, quadratic_loss, same, start, train
 
 scenarios = Scenarios(4)
@@ -26,6 +26,12 @@ def automatic(process_group: Group, method: str) -> tuple[list[Tensor], list[Ten
     node, model, optimizer = start(process_group, method, overlap="auto")
     found = train(optimizer, model, node, range(STEPS))
     return expected, found, optimizer.runtime.overlap.undecided
+
+
+@scenarios.run(automatic, every(method=("decentlam", "pmsgd", "awc-dmsgd")))
+def test_auto_takes_the_same_steps_and_ends_with_a_choice(results: list[Any]) -> None:
+    for expected, found, undecided in results:
+        assert same(expected, found) and not undecided
 
 
 def careful_scripts(process_group: Group, method: str) -> dict[str, Any]:
@@ -67,6 +73,24 @@ def careful_scripts(process_group: Group, method: str) -> dict[str, Any]:
     return found
 
 
+SCRIPTS = {
+    "clip": "gradients change between",
+    "scale": "gradients change between",
+    "accumulate": "accumulated over several backwards",
+    "schedule": "learning rate changes between",
+}
+
+
+@scenarios.run(careful_scripts, every(method=("decentlam", "awc-dmsgd")))
+def test_auto_never_gets_in_the_way_of_a_script(results: list[Any], method: str) -> None:
+    for script, reason in SCRIPTS.items():
+        for found in results:
+            expected, real, (mode, undecided, why) = found[script]
+            assert torch.equal(expected, real), script
+            if method == "decentlam":  # the message of the other needs no gradient
+                assert mode == "none" and not undecided and reason in why, script
+
+
 def modes_of_auto(process_group: Group) -> list[str]:
     """A plain model whose biases share a bucket, and a script that touches no gradient."""
     torch.manual_seed(dist.get_rank(process_group))
@@ -83,40 +107,10 @@ def modes_of_auto(process_group: Group) -> list[str]:
     return modes
 
 
-for method in ("decentlam", "pmsgd", "awc-dmsgd"):
-    scenarios.add(f"auto {method}", automatic, method=method)
-for method in ("decentlam", "awc-dmsgd"):
-    scenarios.add(f"careful {method}", careful_scripts, method=method)
-scenarios.add("small parameters", modes_of_auto)
-
-
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd", "awc-dmsgd"])
-def test_auto_takes_the_same_steps_and_ends_with_a_choice(method: str) -> None:
-    for expected, found, undecided in scenarios.outcomes(f"auto {method}"):
-        assert same(expected, found) and not undecided
-
-
-SCRIPTS = {
-    "clip": "gradients change between",
-    "scale": "gradients change between",
-    "accumulate": "accumulated over several backwards",
-    "schedule": "learning rate changes between",
-}
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd"])
-def test_auto_never_gets_in_the_way_of_a_script(method: str, script: str) -> None:
-    for found in scenarios.outcomes(f"careful {method}"):
-        expected, real, (mode, undecided, why) = found[script]
-        assert torch.equal(expected, real)
-        if method == "decentlam":  # the message of the other needs no gradient
-            assert mode == "none" and not undecided and SCRIPTS[script] in why
-
-
-def test_auto_tries_overlap_on_a_model_with_small_parameters() -> None:
+@scenarios.run(modes_of_auto)
+def test_auto_tries_overlap_on_a_model_with_small_parameters(results: list[list[str]]) -> None:
     """A write to one gathered gradient must not look like a change of the others."""
-    for modes in scenarios.outcomes("small parameters"):
+    for modes in results:
         assert modes[:3] == ["none"] * 3 and modes.count("backward") >= 15
 
 

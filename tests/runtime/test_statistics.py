@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -55,31 +54,28 @@ def slow_neighbor(process_group: Group) -> tuple[float, float]:
 SIZE = 8 * sum(Quadratic.SIZES)  # bytes
 
 
-SENT = [
-    ("decentlam", "ring", True, [2 * SIZE] * 4),
-    ("decentlam", "ring", False, [2 * SIZE] * 4),
-    ("dmsgd", "one-peer-exponential", True, [SIZE] * 4),
-    ("da-dmsgd", "one-peer-exponential", True, [2 * SIZE] * 4),
-    ("awc-dmsgd", "one-peer-symmetric-exponential", True, [SIZE] * 4),
-    ("pmsgd", "ring", True, [SIZE * 3 // 2] * 4),
-    ("slowmo", "ring", True, [2 * SIZE, 2 * SIZE, SIZE * 3 // 2, 2 * SIZE]),
-]
+SENT: dict[tuple[str, str, bool], list[int]] = {
+    ("decentlam", "ring", True): [2 * SIZE] * 4,
+    ("decentlam", "ring", False): [2 * SIZE] * 4,
+    ("dmsgd", "one-peer-exponential", True): [SIZE] * 4,
+    ("da-dmsgd", "one-peer-exponential", True): [2 * SIZE] * 4,
+    ("awc-dmsgd", "one-peer-symmetric-exponential", True): [SIZE] * 4,
+    ("pmsgd", "ring", True): [SIZE * 3 // 2] * 4,
+    ("slowmo", "ring", True): [2 * SIZE, 2 * SIZE, SIZE * 3 // 2, 2 * SIZE],
+}
+NAMES = ("method", "topology", "overlap")
 
 
-for method, topology, overlap, _ in SENT:
-    name = f"statistics {method} {overlap}"
-    scenarios.add(name, statistics, method=method, topology=topology, overlap=overlap)
-scenarios.add("slow neighbor", slow_neighbor)
-
-
-@pytest.mark.parametrize(("method", "topology", "overlap", "sent"), SENT)
-def test_statistics(method: str, topology: str, overlap: bool, sent: list[int]) -> None:
-    for r in scenarios.outcomes(f"statistics {method} {overlap}"):
+@scenarios.run(statistics, [dict(zip(NAMES, case, strict=True)) for case in SENT])
+def test_statistics(results: list[Any], method: str, topology: str, overlap: bool) -> None:
+    sent = SENT[method, topology, overlap]
+    for r in results:
         assert r["sent"] == sent and r["total"] == sum(sent)
         assert r["step"] == 3 and not r["skipped"]
         assert 0 <= r["wait"] <= r["exchange"] and r["wait"] <= r["total wait"]
         assert 0 <= r["overlap"] <= 1
 
 
-def test_waiting_for_a_slow_neighbor_is_counted() -> None:
-    assert all(total >= wait > 0.2 for wait, total in scenarios.outcomes("slow neighbor"))
+@scenarios.run(slow_neighbor)
+def test_waiting_for_a_slow_neighbor_is_counted(results: list[tuple[float, float]]) -> None:
+    assert all(total >= wait > 0.2 for wait, total in results)

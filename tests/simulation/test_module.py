@@ -204,25 +204,6 @@ def test_autocast_is_for_the_forward_pass_alone(name: str, stacked: bool) -> Non
     assert 0 < (plain.x - cast.x).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_trains_a_module(algorithm: str) -> None:
-    inputs, targets = batch("mlp", 0)
-    simulated = SimulatedModule(make_model("mlp"), algorithm, "ring", N, lr=0.05, momentum=0.5)
-    first = simulated.step(F.cross_entropy, inputs, targets)
-    for _ in range(30):
-        last = simulated.step(F.cross_entropy, inputs, targets)
-    assert last.mean() < first.mean() and torch.isfinite(simulated.x).all()
-
-
-def test_running_statistics_differ_between_nodes_and_count_batches() -> None:
-    simulated = SimulatedModule(make_model("cnn with batch norm"), "dmsgd", "complete", N, lr=0.05)
-    for k in range(3):
-        simulated.step(F.cross_entropy, *batch("cnn with batch norm", k))
-    assert simulated.buffers["1.num_batches_tracked"].tolist() == [3] * N
-    assert simulated.buffers["1.running_mean"].shape == (N, 4)
-    assert (simulated.buffers["1.running_mean"].std(0) > 0).all()
-
-
 def test_batch_norm_in_evaluation_mode_stays_as_it_is() -> None:
     model = make_model("cnn with batch norm").eval()
     simulated = SimulatedModule(model, "dmsgd", "ring", N, lr=0.05)
@@ -230,27 +211,6 @@ def test_batch_norm_in_evaluation_mode_stays_as_it_is() -> None:
     assert simulated.buffers["1.num_batches_tracked"].tolist() == [0] * N
     assert not simulated.buffers["1.running_mean"].any()
     assert not simulated.node(0).training
-
-
-def test_lr_of_one_step_and_of_all() -> None:
-    one, two = (SimulatedModule(make_model("mlp"), "dmsgd", "ring", N, lr=0.3) for _ in range(2))
-    one.step(F.cross_entropy, *batch("mlp", 0), lr=0.01)
-    two.lr = 0.01
-    two.step(F.cross_entropy, *batch("mlp", 0))
-    assert torch.equal(one.x, two.x)
-    assert (one.lr, two.lr) == (0.3, 0.01)
-
-
-def test_tied_weights_count_once_and_frozen_ones_stay() -> None:
-    model = make_model("tied and frozen")
-    simulated = SimulatedModule(model, "decentlam", "ring", N, lr=0.05)
-    assert simulated.x.shape == (N, 15 + 3 + 3)  # one weight and two biases
-    simulated.step(F.cross_entropy, *batch("tied and frozen", 0))
-    node = simulated.node(1)
-    assert node.again.weight is node.encode.weight
-    assert not node.frozen.weight.requires_grad
-    assert torch.equal(node.frozen.weight, model.frozen.weight)
-    assert not torch.equal(node.encode.weight, model.encode.weight)
 
 
 def test_lars_scales_layers_and_leaves_biases() -> None:

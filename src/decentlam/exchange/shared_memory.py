@@ -61,12 +61,10 @@ class SharedMemory(Exchange):
     def begin(self, step: int, sizes: Sequence[int]) -> None:
         self._count += 1
         readers = self._readers[self._count % SETS]
-        while readers:
-            used = self._reached(readers[0], _USED, self._count - SETS)
-            Pending(self._network, step, 0, self._timeout, works=[used]).wait()
-            readers.pop(0)
+        used = [self._reached(node, _USED, self._count - SETS) for node in readers]
+        Pending(self._network, step, 0, self._timeout, works=used).wait()
         self._row = self._topology.row(self._node, step)
-        readers += self._topology.listeners(self._node, step)
+        self._readers[self._count % SETS] = self._topology.listeners(self._node, step)
 
     def message(self, bucket: int, size: int) -> Tensor:
         return self._buffers[self._network.rank][self._count % SETS][bucket][:size]

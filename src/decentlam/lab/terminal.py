@@ -130,8 +130,6 @@ def progress(what: str) -> Iterator[Tick]:
         task = bar.add_task(what, total=None)
 
         def tick(done: int, total: int, doing: str) -> None:
-            if not err.is_terminal and "runs, about" in doing:  # the estimate, before it starts
-                typer.echo(f"{what}: {doing}", err=True)
             bar.update(task, completed=done, total=total, description=f"{what}: {doing}")
 
         yield tick

@@ -294,13 +294,13 @@ class LocalSteps(Optimizer, Joinable):
 
     def _meet(self) -> None:
         """Settle on all nodes together: in a run by time some have averaged more often."""
-        for group, inner in zip(self._averaging.param_groups, self.inner.param_groups, strict=True):
-            group["lr"] = inner["lr"]  # what all nodes are asked about when they meet
         if self._seconds is not None:
             for _ in range(max(self.network.gather(self._sent)) - self._sent):
                 self._settle()
                 self._send(absent=True)
         self._settle()
+        for group, inner in zip(self._averaging.param_groups, self.inner.param_groups, strict=True):
+            group["lr"] = inner["lr"]  # what all nodes are asked about when they meet
 
     @property
     def _sent(self) -> int:

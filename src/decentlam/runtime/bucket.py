@@ -27,7 +27,9 @@ from decentlam.exchange.base import Pending, Terms, combine
 from decentlam.network.network import Network
 from decentlam.runtime.param_groups import ParamGroup, named_parameters
 
-Snapshot = tuple[dict[str, float], list[Any], list[Any]]  # see `checks.snapshot`
+Plan = tuple[Algorithm, Step]  # with what the param group has now
+Version = tuple[int, int, float] | None  # see `checks.version`
+Versions = tuple[list[Version], list[Version]]  # of gradients and parameters
 
 PIECE = 1 << 18  # elements; smaller pieces cost calls, larger ones fall out of the cache
 _LARGE = 1 << 15  # elements from which a copy of the gradient costs more than calls of its own
@@ -51,6 +53,8 @@ class Piece:
     owner: int | None  # the parameter whose gradient is read in place; None: the gathered copy
     inside: slice  # of that gradient
     adaptive: bool  # whether a layer-wise rate applies
+    x: Tensor
+    state: dict[str, Tensor]
 
 
 class Bucket:
@@ -59,6 +63,18 @@ class Bucket:
     One process per node updates all of it. In a node of several processes each of them has one
     shard of every bucket, exchanges it with the same shard of other nodes, and updates it.
     """
+
+    # What `abandon` resets, besides the plan, which is that of the last message or gradient:
+    arrived: set[int]  # parameters whose gradient backward has left
+    absent: list[int]  # parameters that are frozen, or have no gradient
+    gradients: list[Tensor]  # flat, one for each piece
+    gathered: bool  # the gradient is complete and must not change any more
+    updated: bool
+    plan: Plan  # what message and update are made with
+    versions: Versions | None  # what the message was made of
+    pending: Pending | None  # the message under way
+    finite: Tensor | None  # NCCL: a flag on the device that nobody looked at yet
+    _summing: Pending | None
 
     def __init__(
         self,
@@ -93,15 +109,9 @@ class Bucket:
 
     def abandon(self) -> None:
         """Forget the step: the bucket is ready for new gradients."""
-        self.arrived: set[int] = set()  # parameters whose gradient backward has left
-        self.gathered = False  # the gradient is complete and must not change any more
-        self.snapshot: Snapshot | None = None  # what the message was made of
-        self.pending: Pending | None = None  # the message under way
-        self.updated = False
-        self.gradients: list[Tensor] = []  # flat, one for each piece
-        self.absent: list[int] = []  # parameters that are frozen, or have no gradient
-        self.finite: Tensor | None = None  # NCCL: a flag on the device that nobody looked at yet
-        self._summing: Pending | None = None
+        self.arrived, self.absent, self.gradients = set(), [], []
+        self.gathered = self.updated = False
+        self.versions = self.pending = self.finite = self._summing = None
 
     # Layout -------------------------------------------------------------------------------------
 
@@ -128,38 +138,37 @@ class Bucket:
         in_place = self.network.processes_per_node == 1 and (on_cpu or layerwise)
         gathered = 0 if in_place else len(self.x)
         places: list[slice | None] = []  # of each parameter's gradient in _g; None: stays in place
-        self.pieces: list[Piece] = []
+        cuts: list[tuple[slice, int | None, slice, bool]] = []  # the first four fields of a piece
         for i, (p, span) in enumerate(zip(self.params, self.spans, strict=True)):
             if in_place and (layerwise or p.numel() >= _LARGE):
                 places.append(None)
                 adaptive = not layerwise or p.ndim > 1
                 for s in _cut(span.start, span.stop, p.numel() if layerwise else PIECE):
                     inside = slice(s.start - span.start, s.stop - span.start)
-                    self.pieces.append(Piece(s, i, inside, adaptive))
+                    cuts.append((s, i, inside, adaptive))
             elif in_place:
                 inside = slice(gathered, gathered + p.numel())
                 gathered = inside.stop
                 places.append(inside)
-                last = self.pieces[-1] if self.pieces else None
-                if last and last.owner is None and span.stop - last.span.start <= PIECE:
-                    self.pieces.pop()  # this one goes on where it ends
-                    span = slice(last.span.start, span.stop)
-                    inside = slice(last.inside.start, inside.stop)
-                self.pieces.append(Piece(span, None, inside, True))
+                if cuts and cuts[-1][1] is None and span.stop - cuts[-1][0].start <= PIECE:
+                    before, _, gathered_before, _ = cuts.pop()  # this one goes on where it ends
+                    span = slice(before.start, span.stop)
+                    inside = slice(gathered_before.start, inside.stop)
+                cuts.append((span, None, inside, True))
             else:
                 places.append(span)
         if not in_place:
             size = len(self.shard_x)
             length = PIECE if on_cpu else max(size, 1)
-            self.pieces = [Piece(s, None, s, True) for s in _cut(0, size, length)]
+            cuts = [(s, None, s, True) for s in _cut(0, size, length)]
         self._g = self.x.new_zeros(gathered)
         self._g_views = [
             None if place is None else shaped_like(self._g[place], p)
             for place, p in zip(places, self.params, strict=True)
         ]
-        self._cut_x = [self.shard_x[piece.span] for piece in self.pieces]
-        self._cut_state = [
-            {name: t[piece.span] for name, t in self.state.items()} for piece in self.pieces
+        self.pieces = [
+            Piece(*cut, self.shard_x[cut[0]], {name: t[cut[0]] for name, t in self.state.items()})
+            for cut in cuts
         ]
 
     def holds(self, i: int) -> bool:
@@ -227,8 +236,7 @@ class Bucket:
         if self.network.intra_node_group is not None:
             self._begin_sum(step)
         else:
-            for piece in self.pieces:
-                self.gradients.append(in_place[piece.owner][piece.inside])
+            self.gradients = [in_place[piece.owner][piece.inside] for piece in self.pieces]
 
     def _begin_sum(self, step: int) -> None:
         tensors = [self._sum, self._g]
@@ -259,16 +267,19 @@ class Bucket:
 
     # Message and update -------------------------------------------------------------------------
 
-    def message_size(self, payloads: int, index: int) -> int:
+    def message_size(self, algorithm: Algorithm, index: int) -> int:
         """Return the elements of the message of step `index`: payloads, then averaged state."""
-        size = payloads * len(self.shard_x)
-        if self._averaged is not None:
-            size += max((place.stop for turn in self._turn(index) for _, place in turn), default=0)
-        return size
+        size = algorithm.payloads(index) * len(self.shard_x)
+        return size if self._averaged is None else size + self._turn_size(index)
 
     def largest_message(self, payloads: int) -> int:
         """Return the elements of the largest message with so many payloads."""
-        return max(self.message_size(payloads, index) for index in range(TURNS))
+        averaged = 0 if self._averaged is None else max(map(self._turn_size, range(TURNS)))
+        return payloads * len(self.shard_x) + averaged
+
+    def _turn_size(self, index: int) -> int:
+        """Return how many elements send their averaged state in step `index`."""
+        return max((place.stop for turn in self._turn(index) for _, place in turn), default=0)
 
     def _turn(self, index: int) -> list[list[tuple[slice, slice]]]:
         """Return which elements of each piece send their averaged state in step `index`, and where
@@ -284,17 +295,17 @@ class Bucket:
                     self._turns[turn][-1].append((inside, slice(start, stop)))
         return self._turns[turn]
 
-    def form(self, message: Tensor, algorithm: Algorithm, step: Step, look: bool) -> bool:
+    def form(self, message: Tensor, look: bool) -> bool:
         """Fill the message; return False if `look` finds a value that is not finite. It looks at
         each piece while that is in the cache."""
-        gradients, finite = self.gradients, True
+        (algorithm, step), gradients, finite = self.plan, self.gradients, True
         rows, side = self._split(message, algorithm.payloads(step.index))
         if not algorithm.needs_gradient:  # it may not be there yet; x stands in, unread
-            gradients, step = self._cut_x, replace(step, weight_decay=0.0)
-        for k, (piece, x, state, g) in enumerate(
-            zip(self.pieces, self._cut_x, self._cut_state, gradients, strict=True)
-        ):
-            formed = algorithm.message(x, decayed(g, x, algorithm, step), state, step)
+            gradients = [piece.x for piece in self.pieces]
+            step = replace(step, weight_decay=0.0)
+        for k, (piece, g) in enumerate(zip(self.pieces, gradients, strict=True)):
+            g = decayed(g, piece.x, algorithm, step)
+            formed = algorithm.message(piece.x, g, piece.state, step)
             payloads = list(formed) if isinstance(formed, tuple) else [formed]
             if self._averaged is not None:
                 averaged = payloads.pop()
@@ -302,29 +313,25 @@ class Bucket:
                     part = side[place].copy_(averaged[inside])
                     finite = finite and (not look or math.isfinite(part.sum().item()))
             for row, payload in zip(rows, payloads, strict=True):
-                part = row[piece.span]
-                part.copy_(payload)
+                part = row[piece.span].copy_(payload)
                 finite = finite and (not look or math.isfinite(part.sum().item()))
         return finite
 
-    def update(self, terms: Terms, algorithm: Algorithm, step: Step) -> None:
-        """Update x and state; without terms the node's own message is the mix."""
-        unmoved = self._unmoved() if self.absent else []
-        split = [(w, *self._split(t, algorithm.payloads(step.index))) for w, t in terms]
-        rows = [(weight, payloads) for weight, payloads, _ in split]
-        for piece, x, state, g in zip(
-            self.pieces, self._cut_x, self._cut_state, self.gradients, strict=True
-        ):
+    def update(self) -> None:
+        """Update x and state from the mix; without a message the node's own is the mix."""
+        (algorithm, step), unmoved = self.plan, self._unmoved() if self.absent else []
+        terms = [(w, *self._split(t, algorithm.payloads(step.index))) for w, t in self.terms]
+        for piece, g in zip(self.pieces, self.gradients, strict=True):
             here = step if piece.adaptive else replace(step, adaptive=False)
-            g = decayed(g, x, algorithm, step)
+            g = decayed(g, piece.x, algorithm, step)
             if terms:
-                mixed = _mixed(rows, piece.span, x)
+                mixed = _mixed(terms, piece)
             else:
-                mixed = algorithm.message(x, g, state, here)
+                mixed = algorithm.message(piece.x, g, piece.state, here)
                 mixed = mixed[0] if self._averaged is not None else mixed
-            algorithm.update(x, g, mixed, state, here)
+            algorithm.update(piece.x, g, mixed, piece.state, here)
         if self._averaged is not None and terms:
-            self._share_state(self._averaged, [(weight, side) for weight, _, side in split], step)
+            self._share_state(self._averaged, [(weight, side) for weight, _, side in terms], step)
         moved = self.params
         if unmoved:
             for _, inside, x, state in unmoved:
@@ -336,21 +343,26 @@ class Bucket:
         increment_version(moved)
         self.updated = True
 
+    @property
+    def terms(self) -> Terms:
+        """The terms of the mix, once `pending` was waited for; none if nothing was sent."""
+        return [] if self.pending is None else self.pending.terms
+
     def _split(self, message: Tensor, payloads: int) -> tuple[Tensor, Tensor]:
         """Return the payloads of a message, (payloads, size), and its averaged state."""
         size = payloads * len(self.shard_x)
-        side = message[size:]
-        if message.dtype is torch.float16 and message.dtype is not self.x.dtype:
-            side = side.view(torch.bfloat16)  # as `Rounded` sends it
-        return message[:size].view(payloads, -1), side
+        return message[:size].view(payloads, -1), message[size:]
 
     def _share_state(self, name: str, terms: Terms, step: Step) -> None:
         """Put the mix of an averaged state, whose turn it was, in its place."""
         if terms[0][1].numel():
+            for k, (weight, side) in enumerate(terms):
+                if side.dtype is torch.float16 and side.dtype is not self.x.dtype:
+                    terms[k] = weight, side.view(torch.bfloat16)  # as `Rounded` sends it
             mixed = combine(terms).clamp_(min=0)  # rounding may be larger than a tiny one
-            for state, turn in zip(self._cut_state, self._turn(step.index), strict=True):
+            for piece, turn in zip(self.pieces, self._turn(step.index), strict=True):
                 for inside, place in turn:
-                    state[name][inside] = mixed[place]
+                    piece.state[name][inside] = mixed[place]
 
     def begin_gather(self, step: int) -> Pending:
         """Start to collect the shards that the processes of a node have updated."""
@@ -369,10 +381,6 @@ class Bucket:
                 state = {name: t[inside].clone() for name, t in self.state.items()}
                 found.append((i, inside, self.shard_x[inside].clone(), state))
         return found
-
-    def piece(self, k: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return x and state of piece k."""
-        return self._cut_x[k], self._cut_state[k]
 
     def nonfinite_names(self, values: Tensor, step: int) -> list[str]:
         """Return the parameters with a NaN or infinity in a gradient, or in a message."""
@@ -500,29 +508,32 @@ def decayed(g: Tensor, x: Tensor, algorithm: Algorithm, step: Step) -> Tensor:
     return torch.add(g, x, alpha=step.weight_decay, out=_scratch(0, x))
 
 
-def _mixed(terms: Terms, span: slice, x: Tensor) -> Message:
+def _mixed(terms: Sequence[tuple[float, Tensor, Tensor]], piece: Piece) -> Message:
     """Return the mix of one piece: the weighted sum of the terms, payload by payload."""
     mixes = []
     for k in range(len(terms[0][1])):
-        parts = []
-        for weight, message in terms:
-            parts.append((weight, message[k, span]))
-        mixes.append(combine(parts, out=_scratch(1 + k, x)))
+        parts = [(weight, payloads[k, piece.span]) for weight, payloads, _ in terms]
+        mixes.append(combine(parts, out=_scratch(1 + k, piece.x)))
     return mixes[0] if len(mixes) == 1 else tuple(mixes)
 
 
-_memory = threading.local()
+class _Memory(threading.local):
+    """Scratch memory by row and dtype, of each thread."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, torch.dtype], Tensor] = {}
+
+
+_memory = _Memory()
 
 
 def _scratch(row: int, like: Tensor) -> Tensor | None:
     """Return memory for one piece, the same at every call: fresh memory costs more than what is
     computed in it. None on a GPU, whose allocator knows which stream uses what."""
-    size = len(like)
-    if like.device.type != "cpu" or size > PIECE:
+    if like.device.type != "cpu" or len(like) > PIECE:
         return None
-    held: dict[Any, Tensor] = vars(_memory).setdefault("held", {})
-    found = held.get((row, like.dtype))
+    found = _memory.held.get((row, like.dtype))
     if found is None:
         with torch.inference_mode(False):  # it outlives an evaluation that needs it first
-            found = held[row, like.dtype] = like.new_empty(PIECE)
-    return found[:size]
+            found = _memory.held[row, like.dtype] = like.new_empty(PIECE)
+    return found[: len(like)]

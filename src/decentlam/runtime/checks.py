@@ -13,7 +13,6 @@ import gc
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,17 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from decentlam.algorithms import Algorithm, Step
 from decentlam.errors import NonFiniteError, StaleMessageError
-from decentlam.exchange.base import Terms, combine
+from decentlam.exchange.base import combine
 from decentlam.network.network import Network
-from decentlam.runtime.bucket import Bucket, Snapshot, decayed
-from decentlam.runtime.param_groups import ParamGroup
+from decentlam.runtime.bucket import Bucket, Plan, Version, Versions, decayed
 
 log = logging.getLogger(__name__)
 
 _COMPARED = 3  # first steps in which the values of tensors are compared, not only their versions
 _EQUAL = 2  # steps with equal messages after which the script is told
 _TRIED = 10  # first steps in which messages are compared: every look waits for a GPU
-_HYPER = ("lr", "weight_decay", "momentum", "nesterov", "eps")  # what a message is made with
 _SEEN = 8  # elements that a step must move for messages of 16 bits to tell whether it is the same
 
 
@@ -42,11 +39,13 @@ class Checks:
         self, network: Network, buckets: Sequence[Bucket], frozen: Sequence[Tensor]
     ) -> None:
         self._network, self._buckets, self._frozen = network, buckets, frozen
+        self._params = [p for bucket in buckets for p in bucket.params]
         self._largest = max(buckets, key=lambda bucket: len(bucket.shard_x), default=None)
         self._looks_for_ddp = network.num_processes > 1
         self._compared = self._equal = self._tried = 0
         self._flags: tuple[int, Tensor, torch.cuda.Event | None] | None = None
-        self.steps = 0  # taken since the runtime was built
+        self._steps = 0  # taken since the runtime was built
+        self.watching = bool(buckets) and _TRIED > 0  # `after` has still something to look at
 
     def before(self, absent: bool, begun: bool) -> None:
         """Refuse what would train nothing, or something else than it seems to."""
@@ -59,7 +58,8 @@ class Checks:
                     "build the optimizer after unfreezing it, or leave it out at first and pass it "
                     "to add_param_group when it is unfrozen"
                 )
-        if not self.reclaim() and not absent and not begun and self._buckets:
+        self.reclaim()
+        if not (absent or begun or any(p.grad is not None for p in self._params)) and self._params:
             raise RuntimeError(
                 "step() without any gradient: no parameter of this optimizer got one since "
                 "zero_grad(). Call backward() first. If the model's parameters were replaced (by "
@@ -71,27 +71,24 @@ class Checks:
             self._looks_for_ddp = False
             self._refuse_ddp()
 
-    def reclaim(self) -> bool:
-        """Go on with parameters that were moved to other memory, if they are as they were; return
-        True if one of them has a gradient."""
-        has_gradient = False
+    def reclaim(self) -> None:
+        """Go on with parameters that were moved to other memory, if they are as they were."""
         for bucket in self._buckets:
-            for i, p in enumerate(bucket.params):
-                has_gradient = has_gradient or p.grad is not None
+            for i in range(len(bucket.params)):
                 if not bucket.holds(i):
                     reclaim(bucket, i)
-        return has_gradient
 
-    def snapshot(self, bucket: Bucket, group: ParamGroup) -> None:
-        """Note what the message of a bucket is made of."""
-        bucket.snapshot = snapshot(bucket.params, group, self.steps < _COMPARED)
+    def versions(self, bucket: Bucket) -> Versions:
+        """Return what tells gradients and parameters of a bucket from what they become."""
+        compare = self._steps < _COMPARED
+        gradients = [version(p.grad, compare) for p in bucket.params]
+        return gradients, [version(p, compare) for p in bucket.params]
 
-    def fresh(self, bucket: Bucket, group: ParamGroup) -> None:
+    def fresh(self, bucket: Bucket, plan: Plan) -> None:
         """Refuse a message that was made of something else than step() sees."""
-        assert bucket.snapshot is not None
-        hyper, gradients, parameters = bucket.snapshot
-        now = snapshot(bucket.params, group, self.steps < _COMPARED)
-        if parameters != now[2]:
+        assert bucket.versions is not None
+        (gradients, parameters), now = bucket.versions, self.versions(bucket)
+        if parameters != now[1]:
             raise StaleMessageError(
                 "a parameter changed while its message was on the way (by load_state_dict or an "
                 "assignment between backward and step(), or with AWC-DmSGD after step()). Change "
@@ -99,13 +96,13 @@ class Checks:
             )
         if not bucket.gathered:  # it needed no gradient, which may even have been replaced
             return
-        if hyper != now[0]:
+        if bucket.plan != plan:
             raise StaleMessageError(
                 "lr, momentum or weight decay changed between backward and step(): the message "
-                f"left with {hyper}, the group now has {now[0]}. Change them after step(), as "
-                "schedulers do, or use overlap='none'."
+                f"left with {_rates(bucket.plan)}, the group now has {_rates(plan)}. Change them "
+                "after step(), as schedulers do, or use overlap='none'."
             )
-        if gradients != now[1]:
+        if gradients != now[0]:
             raise StaleMessageError(
                 "a gradient changed between backward and step(), but its message had left "
                 "already. To clip, use max_grad_norm=... with overlap='none'; for any other "
@@ -113,7 +110,7 @@ class Checks:
             )
 
     def _refuse_ddp(self) -> None:
-        ours = {id(p) for bucket in self._buckets for p in bucket.params}
+        ours = set(map(id, self._params))
         for thing in gc.get_objects():  # once in a run; a hook on all modules disturbs compilers
             if issubclass(type(thing), DistributedDataParallel) and any(
                 id(p) in ours for p in thing.parameters()
@@ -130,16 +127,16 @@ class Checks:
 
     # Equal data ---------------------------------------------------------------------------------
 
-    def after(self, terms: Sequence[Terms], algorithm: Algorithm, step: Step, skip: bool) -> None:
+    def after(self, skip: bool) -> None:
         """Say so if a node and its neighbors send the very same messages in the first steps."""
-        self.steps += 1
-        if self._tried >= _TRIED or self._compared >= _EQUAL or step.lr == 0 or skip:
-            return
+        self._steps += 1
         bucket = self._largest  # it tells most
-        if bucket is None:
+        assert bucket is not None
+        if bucket.plan[1].lr == 0 or skip:
             return
         self._tried += 1
-        equal = _mixed_with_the_same(bucket, terms[bucket.number], algorithm, step)
+        self.watching = self._tried < _TRIED
+        equal = _mixed_with_the_same(bucket, *bucket.plan) if self._compared < _EQUAL else None
         if equal is None:
             return
         self._compared += 1
@@ -220,34 +217,26 @@ def reclaim(bucket: Bucket, i: int) -> None:
         )
 
 
-def snapshot(params: Sequence[Tensor], group: ParamGroup, compare: bool) -> Snapshot:
-    """Return what messages are made of: lr and the like, the state of each gradient, and that of
-    each parameter."""
-    hyper = {name: float(group[name]) for name in _HYPER if name in group}
-    hyper |= {f"beta {k}": float(beta) for k, beta in enumerate(group.get("betas", ()), start=1)}
-    gradients: list[Any] = []
-    parameters: list[Any] = []
-    for p in params:
-        grad = p.grad
-        gradients.append(None if grad is None else (id(grad), version(grad, compare)))
-        parameters.append(version(p, compare))
-    return hyper, gradients, parameters
-
-
-def version(tensor: Tensor, compare: bool) -> tuple[int, float]:
+def version(tensor: Tensor | None, compare: bool) -> Version:
     """Return what tells a tensor from what it was: torch's count of writes to it and, if `compare`,
     its sum, unless it is on a GPU or not finite."""
+    if tensor is None:
+        return None
     if not compare or tensor.device.type != "cpu" or tensor.is_sparse:
-        return tensor._version, 0.0
+        return id(tensor), tensor._version, 0.0
     total = tensor.detach().sum().item()
-    return tensor._version, total if math.isfinite(total) else 0.0
+    return id(tensor), tensor._version, total if math.isfinite(total) else 0.0
 
 
-def _mixed_with_the_same(
-    bucket: Bucket, terms: Terms, algorithm: Algorithm, step: Step
-) -> bool | None:
+def _rates(plan: Plan) -> str:
+    algorithm, step = plan
+    return f"lr={step.lr}, weight_decay={step.weight_decay} and {algorithm!r}"
+
+
+def _mixed_with_the_same(bucket: Bucket, algorithm: Algorithm, step: Step) -> bool | None:
     """Return whether all others that the message was averaged with sent the very same one, or None
     if that cannot be told."""
+    terms = bucket.terms
     if not terms or (len(terms) == 1 and terms[0][0] == 1.0):  # nobody else's
         return None
     if not any(bool(g.any()) for g in bucket.gradients):
@@ -262,9 +251,8 @@ def _mixed_with_the_same(
             if int(seen.sum()) < _SEEN:
                 return None
         return all(torch.equal(mine.to(t.dtype), t) for t in others)
-    piece, g = bucket.pieces[0], bucket.gradients[0]
-    x, state = bucket.piece(0)
-    own = algorithm.message(x, decayed(g, x, algorithm, step), state, step)
+    piece, g = bucket.pieces[0], decayed(bucket.gradients[0], bucket.pieces[0].x, algorithm, step)
+    own = algorithm.message(piece.x, g, piece.state, step)
     return isinstance(own, Tensor) and torch.allclose(own, combine(terms)[piece.span], 1e-5, 0.0)
 
 

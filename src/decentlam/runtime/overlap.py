@@ -21,6 +21,7 @@ from typing import Literal
 from torch import Tensor
 
 from decentlam.options import Overlap
+from decentlam.runtime.bucket import Version
 from decentlam.runtime.checks import version
 from decentlam.runtime.param_groups import ParamGroup
 
@@ -43,7 +44,7 @@ class OverlapChoice:
         self._steps = 0
         self._last: float | None = None
         self._seconds: dict[Mode, list[float]] = {mode: [] for mode in _MODES}
-        self._gradients: dict[Tensor, tuple[Tensor | None, tuple[int, float]]] = {}
+        self._gradients: dict[Tensor, tuple[Tensor, Version]] = {}
         self._lrs: list[float] = []  # by group, as backward found them
 
     def watch(self, p: Tensor, groups: Sequence[ParamGroup]) -> None:
@@ -59,7 +60,7 @@ class OverlapChoice:
         """Decide against overlap if the script changes what the messages are made of."""
         if self.mode == "none":
             if any(
-                p.grad is not grad or grad is None or version(grad, self._compare) != before
+                p.grad is not grad or version(grad, self._compare) != before
                 for p, (grad, before) in self._gradients.items()
             ):
                 self._stay("gradients change between backward and step()")

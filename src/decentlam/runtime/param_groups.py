@@ -72,17 +72,11 @@ def _check_keys(group: ParamGroup, method: Algorithm) -> None:
 
 def step_of(group: ParamGroup, skip: bool = False) -> Step:
     """The step that this group takes next; `skip` leaves its gradient out, decay included."""
-    lr = check_number("lr", group["lr"])
-    gradients = group["step"] - group.get("skipped_steps", 0) + (not skip)
-    return Step(
-        index=group["step"],
-        lr=lr,
-        lr_ratio=lr_ratio(lr, group["previous_lr"]),
-        sync_lr_ratio=lr_ratio(lr, group["sync_lr"]),
-        weight_decay=0.0 if skip else group["weight_decay"],
-        skip=skip,
-        gradients=gradients,
-    )
+    lr, index = check_number("lr", group["lr"]), group["step"]
+    ratios = lr_ratio(lr, group["previous_lr"]), lr_ratio(lr, group["sync_lr"])
+    weight_decay = 0.0 if skip else group["weight_decay"]
+    gradients = index - group.get("skipped_steps", 0) + (not skip)
+    return Step(index, lr, *ratios, weight_decay, skip=skip, gradients=gradients)
 
 
 def advance(groups: Iterable[ParamGroup], reached_everyone: bool, skipped: bool) -> None:

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decentlam.algorithms import Algorithm, Reach, Step
+from decentlam.algorithms import Algorithm, Reach
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
-from decentlam.exchange.base import Exchange, Terms
+from decentlam.exchange.base import Exchange
 from decentlam.exchange.none import NoExchange
 from decentlam.network import waiting
 from decentlam.network.network import Network
 from decentlam.options import Options
-from decentlam.runtime.bucket import Bucket
+from decentlam.runtime.bucket import Bucket, Plan
 from decentlam.runtime.checks import Checks, finite_flag, reclaim
 from decentlam.runtime.evaluation import Evaluation
 from decentlam.runtime.gradients import WholeGradient
@@ -64,13 +64,14 @@ class StepStatistics:
         """Note that the first message of a step is about to leave."""
         self._begun = time.perf_counter()
 
-    def end(self, step: int, wait_seconds: float, bytes_sent: int) -> None:
+    def end(self, step: int, waited_since: float, bytes_sent: int, skipped: bool) -> None:
         """Note what a step cost."""
-        self.step, self.wait_seconds, self.bytes_sent = step, wait_seconds, bytes_sent
-        self.exchange_seconds = time.perf_counter() - self._begun
-        self.total_wait_seconds += wait_seconds
+        self.step, self.bytes_sent, self.skipped = step, bytes_sent, skipped
+        now = time.perf_counter()
+        self.wait_seconds, self.exchange_seconds = now - waited_since, now - self._begun
+        self.total_wait_seconds += self.wait_seconds
         self.total_bytes_sent += bytes_sent
-        self.skipped_steps += self.skipped
+        self.skipped_steps += skipped
 
 
 class Runtime:
@@ -106,13 +107,15 @@ class Runtime:
         self._open = False  # between the first message of a step and its end
         self._begun = False  # the exchange of this step: its receives are posted
         self._alone = False  # this step is taken without the others
-        self._whole_gradient = options.whole_gradient
-        self._first = True  # no whole gradient was prepared yet
         self._skipped: bool | None = None  # whether this step leaves its gradient out, once known
         self._failure: Exception | None = None  # of a message that left before step()
         self._refused: str | None = None  # why a message was not sent
-        self._mixes: list[Terms] | None = None  # while parameters are updated
+        self._mixed = False  # all mixes are there: parameters are updated
         self._several = network.intra_node_group is not None  # processes in this node
+        self._first = self._several  # no whole gradient was prepared yet
+        self._whole_gradient = options.whole_gradient
+        self._looks = options.nonfinite != "ignore"
+        self._flags = self._looks and network.is_nccl  # looks one step later
         self._hooks = [
             p.register_post_accumulate_grad_hook(_hook(self, bucket, i))
             for bucket in buckets
@@ -122,8 +125,7 @@ class Runtime:
     @property
     def index(self) -> int:
         """The number of the step that is under way or comes next."""
-        index: int = self._groups[0]["step"]
-        return index
+        return int(self._groups[0]["step"])
 
     @property
     def rates(self) -> list[float]:
@@ -141,7 +143,7 @@ class Runtime:
         where = f"node {network.node} of {network.num_nodes} on {socket.gethostname()}"
         if network.num_nodes == 1:
             return f"{name} on one node, without communication; {where}"
-        count, payloads = self.topology.max_peers, self.algorithm.payloads(0)
+        count = self.topology.max_peers
         whom = {
             Reach.NEIGHBORS: "one peer" if count == 1 else f"{count} peers",
             Reach.EVERYONE: "an all-reduce",
@@ -149,7 +151,7 @@ class Runtime:
         }[reach]
         short = self.options.shortened if reach is Reach.NEIGHBORS else None
         size = reach.messages_sent(network.num_nodes, count) * sum(
-            bucket.message_size(payloads, 0) * (short or bucket.x.dtype).itemsize
+            bucket.message_size(self.algorithm, 0) * (short or bucket.x.dtype).itemsize
             for bucket in self.buckets
         )
         sent = f"{whom} and {size / 1e6:.3g} MB per {unit}"
@@ -222,37 +224,43 @@ class Runtime:
             self.statistics.begin()
             self._begin_exchange()
         bucket.gather(self.index, bool(self._skipped))
-        self._checks.snapshot(bucket, self._groups[bucket.group])
+        self._note(bucket)
 
     def _begin_exchange(self) -> None:
         if not self._begun:
             self._begun = True
-            payloads = self.algorithm.payloads(self.index)
-            sizes = [bucket.message_size(payloads, self.index) for bucket in self.buckets]
+            sizes = [bucket.message_size(self.algorithm, self.index) for bucket in self.buckets]
             self.exchange.begin(self.index, sizes)
+
+    def _note(self, bucket: Bucket) -> None:
+        """Note what the message of a bucket is made of: rates, gradients and parameters."""
+        bucket.plan = self._plan(bucket)
+        bucket.versions = self._checks.versions(bucket)
+
+    def _plan(self, bucket: Bucket) -> Plan:
+        group = self._groups[bucket.group]
+        return self.algorithm.with_hyper(group), step_of(group, bool(self._skipped))
 
     def _send(self, bucket: Bucket) -> None:
         """Form the message of a bucket and hand it to the exchange, unless it was sent before."""
-        exchange, looks = self.exchange, self.options.nonfinite != "ignore"
+        exchange = self.exchange
         if bucket.pending is not None or exchange.silent:
             return
-        if self._several and bucket.gathered:
-            bucket.finish_sum()
-        if looks and self.network.is_nccl and bucket.gathered:
-            self._checks.leave_out(bucket)
-        algorithm, step = self._plan(bucket)
-        size = bucket.message_size(algorithm.payloads(step.index), step.index)
-        message = exchange.message(bucket.number, size)
-        finite = bucket.form(message, algorithm, step, looks and not self.network.is_nccl)
+        if (self._several or self._flags) and bucket.gathered:
+            self._use_sum(bucket)
+        message = exchange.message(bucket.number, bucket.message_size(self.algorithm, self.index))
+        finite = bucket.form(message, look=self._looks and not self._flags)
         if not finite:
-            self._checks.refuse(bucket, step.index, message)
-        if looks and self.network.is_nccl:
+            self._checks.refuse(bucket, self.index, message)
+        if self._flags:
             bucket.finite = finite_flag([message], bucket.finite)
-        bucket.pending = exchange.send(bucket.number, message, step.index)
+        bucket.pending = exchange.send(bucket.number, message, self.index)
 
-    def _plan(self, bucket: Bucket) -> tuple[Algorithm, Step]:
-        group = self._groups[bucket.group]
-        return self.algorithm.with_hyper(group), step_of(group, bool(self._skipped))
+    def _use_sum(self, bucket: Bucket) -> None:
+        """Wait for the gradient of a node of several processes, and keep it finite on a GPU."""
+        bucket.finish_sum()
+        if self._flags:
+            self._checks.leave_out(bucket)
 
     # Step ---------------------------------------------------------------------------------------
 
@@ -272,22 +280,15 @@ class Runtime:
             scale: What a GradScaler multiplied the loss with.
             alone: Take the step that has just failed again, without the others.
         """
-        if not self._synchronizing:
-            raise RuntimeError("step() inside no_sync(); leave the context before stepping")
-        if self._evaluation.active:
-            self.check_training("call step()")
-        if self._refused is not None:
-            raise NonFiniteError(
-                f"{self._refused} The neighbors wait for the message of that step, so this process "
-                "cannot go on: start again from a checkpoint."
-            )
+        if not self._synchronizing or self._evaluation.active or self._refused is not None:
+            self._refuse_step()
         self.finish()
         self._checks.before(absent, self._open)
         if self.overlap.undecided:
             self.overlap.judge(self._groups, scaled=found_inf is not None)
         if not alone:
             self._skipped = absent or None
-        self._alone = alone
+        self._alone = self.statistics.alone = alone
         try:
             self._exchange_all(absent, found_inf, scale)
         except NonFiniteError as error:
@@ -311,12 +312,21 @@ class Runtime:
                 self._gather(bucket, absent)
             for bucket in self.buckets:
                 self._send(bucket)
-                bucket.snapshot = None
+                bucket.versions = None
         except NonFiniteError as error:
             self._refused = str(error)
             raise
         except ExchangeError as error:
             self._failure = error  # step() raises it
+
+    def _refuse_step(self) -> None:
+        if not self._synchronizing:
+            raise RuntimeError("step() inside no_sync(); leave the context before stepping")
+        self.check_training("call step()")
+        raise NonFiniteError(
+            f"{self._refused} The neighbors wait for the message of that step, so this process "
+            "cannot go on: start again from a checkpoint."
+        )
 
     def _exchange_all(self, absent: bool, found_inf: Tensor | None, scale: Tensor | None) -> None:
         """Send what was not sent, and wait for all mixes; until then nothing changes."""
@@ -325,8 +335,8 @@ class Runtime:
         if self._skipped is None:
             self._skipped = self._prepare_gradients(found_inf, scale)
         for bucket in self.buckets:
-            if bucket.snapshot is not None:
-                self._checks.fresh(bucket, self._groups[bucket.group])
+            if bucket.versions is not None:
+                self._checks.fresh(bucket, self._plan(bucket))
             if not bucket.gathered:
                 self._gather(bucket, absent)
         unsent = self.exchange.silent or not self.algorithm.needs_gradient
@@ -334,20 +344,16 @@ class Runtime:
             if unsent:
                 self._use_unsent(bucket)
             self._send(bucket)
-        begun = time.perf_counter()
+        begun, sent = time.perf_counter(), 0
         waiting.begin(f"step {self.index}", self._awaited)
-        mixes: list[Terms] = []
-        sent = 0
-        for bucket in self.buckets:
-            pending = bucket.pending
-            mixes.append([] if pending is None else pending.wait())
-            sent += 0 if pending is None else pending.bytes_sent
+        for pending in [bucket.pending for bucket in self.buckets if bucket.pending is not None]:
+            pending.wait()
+            sent += pending.bytes_sent
         waiting.end()
-        if self.buckets:
-            self._checks.after(mixes, *self._plan(self.buckets[0]), self._skipped)
-        self.statistics.skipped, self.statistics.alone = self._skipped, self._alone
-        self.statistics.end(self.index, time.perf_counter() - begun, sent)
-        self._mixes = mixes
+        if self._checks.watching:
+            self._checks.after(self._skipped)
+        self.statistics.end(self.index, begun, sent, self._skipped)
+        self._mixed = True
 
     def _awaited(self) -> list[str]:
         """Return who has not answered yet in this step."""
@@ -358,14 +364,16 @@ class Runtime:
         """Wait for, and look at, a gradient that no message of this step has."""
         bucket.finish_sum()
         # One node alone has nobody to keep it from, as in torch.optim.
-        if self.options.nonfinite != "ignore" and self.network.num_nodes > 1:
-            if self.network.is_nccl:
+        if self._looks and self.network.num_nodes > 1:
+            if self._flags:
                 self._checks.leave_out(bucket)
             else:
                 self._checks.gradient(bucket, self.index)
 
     def _prepare_gradients(self, found_inf: Tensor | None, scale: Tensor | None) -> bool:
         """Make the whole gradient ready; return True if this step leaves it out."""
+        if not (self._first or self._whole_gradient or found_inf is not None):
+            return False
         if self._sends_in_backward():
             if found_inf is not None:
                 raise StaleMessageError(
@@ -374,11 +382,10 @@ class Runtime:
                     "bfloat16, which needs no scaler."
                 )
             return False
-        options = self.options
-        first, self._first = self._first and self._several, False
-        if not self.buckets or not (first or self._whole_gradient or found_inf is not None):
+        first, self._first = self._first, False
+        if not self.buckets:
             return False
-        params = [p for bucket in self.buckets for p in bucket.params]
+        options, params = self.options, [p for bucket in self.buckets for p in bucket.params]
         timeout = timedelta(seconds=options.wait_seconds)
         whole = WholeGradient(params, self.network, self.index, timeout, first)
         if not whole.unscale(found_inf, scale):
@@ -392,20 +399,20 @@ class Runtime:
     @torch.no_grad()
     def finish(self) -> None:
         """Update every bucket from its mix; a step that Ctrl-C has interrupted goes on here."""
-        if self._mixes is None:
+        if not self._mixed:
             return
         index = self.index
-        for bucket, terms in zip(self.buckets, self._mixes, strict=True):
+        for bucket in self.buckets:
             if not bucket.updated:
-                bucket.update(terms, *self._plan(bucket))
+                bucket.update()
         if self._several:
             for gathering in [bucket.begin_gather(index) for bucket in self.buckets]:
                 gathering.wait()
-        if self.network.is_nccl:
+        if self._flags:
             self._checks.defer(index)
         self.exchange.end()
         advance(self._groups, self.algorithm.reach(index) is Reach.EVERYONE, bool(self._skipped))
-        self._mixes, self._alone, self._skipped = None, False, None
+        self._mixed, self._alone, self._skipped = False, False, None
         self._abandon()
         if self.overlap.mode == "backward" and not self.algorithm.needs_gradient:
             self._send_early()
@@ -419,8 +426,8 @@ class Runtime:
         try:
             self._begin_exchange()
             for bucket in self.buckets:
+                self._note(bucket)
                 self._send(bucket)
-                self._checks.snapshot(bucket, self._groups[bucket.group])
         except ExchangeError as error:
             # A neighbor may have taken its last step and be gone; the next step tells, if there
             # is one.
@@ -447,7 +454,7 @@ class Runtime:
     def check_between_steps(self, what: str) -> None:
         """Refuse if the next step has begun, and in evaluation."""
         self.check_training(what)
-        if self._open and self._mixes is None:
+        if self._open and not self._mixed:
             raise RuntimeError(f"cannot {what} between backward and step(); call step() first")
         self.finish()
         self._checks.look()

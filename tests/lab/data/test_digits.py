@@ -6,11 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-import decentlam
-from decentlam.lab.data import Batches, load, load_batches, split
-from decentlam.lab.models import make_model
+from decentlam.lab.data import load
 from tests.lab.data.images import seeded
 
 
@@ -37,17 +34,3 @@ def test_digits_have_mean_0_and_deviation_1():
     assert inputs.dtype == torch.float32 and torch.equal(labels, data.labels)
     assert inputs.mean().item() == pytest.approx(0, abs=1e-4)
     assert inputs.std(correction=0).item() == pytest.approx(1, abs=1e-4)
-
-
-def test_four_nodes_learn_the_digits_together():
-    data = load("digits")
-    batches = Batches(split(data.labels, 4, "label-sorted", seed=0), 32, seed=0)
-    model = make_model("mlp", data.shape, data.classes, seed=0)
-    nodes = decentlam.SimulatedModule(model, "decentlam", "ring", 4, lr=0.1, momentum=0.9)
-    for step in load_batches(data, batches, range(4), 0, 60):
-        inputs, labels = (torch.stack(parts) for parts in zip(*step, strict=True))
-        nodes.step(F.cross_entropy, inputs, labels)
-    averaged = nodes.averaged()
-    with torch.no_grad():
-        right = sum((averaged(x).argmax(1) == y).sum().item() for x, y in data.test_batches(100))
-    assert right > 0.85 * data.num_test

@@ -116,19 +116,6 @@ def test_hosts_share_no_memory(observed: Any) -> None:
 
 
 @pytest.mark.netns
-@pytest.mark.usefixtures("observed")  # or there are no hosts here
-def test_a_connection_takes_only_so_much_ahead_of_the_wire() -> None:
-    setting = Path("/proc/sys/net/ipv4/tcp_notsent_lowat")
-    before = setting.read_text()
-    with hosts(1, unsent_bytes=262_144) as (host,):
-        found = host.start(["cat", str(setting)], stdout=subprocess.PIPE)
-        assert found.communicate(timeout=HANG_SECONDS)[0].strip() == "262144"
-    assert setting.read_text() == before
-    with pytest.raises(ValueError, match=r"4,096 or more.*got 7"), hosts(1, unsent_bytes=7):
-        pass
-
-
-@pytest.mark.netns
 def test_results_come_in_the_order_of_hosts_and_one_node_is_late_per_step(observed: Any) -> None:
     assert [report["rank"] for report in observed] == [0, 1]
     late = [report["late"] for report in observed]

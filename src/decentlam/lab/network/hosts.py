@@ -84,19 +84,13 @@ def unavailable() -> str | None:
 
 
 @contextlib.contextmanager
-def hosts(
-    count: int, bandwidth: str | float | None = None, unsent_bytes: int | None = None
-) -> Iterator[list[Host]]:
+def hosts(count: int, bandwidth: str | float | None = None) -> Iterator[list[Host]]:
     """Yield hosts 10.77.0.1, 10.77.0.2, ... whose own names stand for 127.0.1.1, as in Debian.
 
     `bandwidth` holds for each direction of each host's link by itself; None is no limit.
-    `unsent_bytes` is what a connection takes from a program ahead of the wire (the setting
-    net.ipv4.tcp_notsent_lowat); None is the system's, as much as the send buffer holds.
     """
     if not 1 <= count <= 250:
         raise ValueError(f"there can be 1 to 250 hosts, got {count}")
-    if unsent_bytes is not None and not 4096 <= unsent_bytes < 2**32:
-        raise ValueError(f"unsent bytes are 4,096 or more, below 4 GiB; got {unsent_bytes}")
     rate = None if bandwidth is None else bits_per_second(bandwidth)
     _remove_stale()
     prefix = f"dlam-{os.getpid()}-{next(_blocks)}"
@@ -109,8 +103,6 @@ def hosts(
             _run("ip", "-n", switch, "link", "set", "bridge", "up")
             for host in made:
                 _connect(host, switch, made, rate)
-                if unsent_bytes is not None:
-                    _set(host, "net/ipv4/tcp_notsent_lowat", unsent_bytes)
             yield made
         finally:
             _remove([switch, *(host.namespace for host in made)])
@@ -181,12 +173,6 @@ def _connect(host: Host, switch: str, everyone: list[Host], rate: float | None) 
     (files / "hosts").write_text("\n".join(lines) + "\n")
     # There is no name server: asking must fail at once and not after a timeout.
     (files / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
-
-
-def _set(host: Host, name: str, value: int) -> None:
-    """Change a setting of the host's own kernel network."""
-    command = f"echo {value} > /proc/sys/{name}"
-    _run("ip", "netns", "exec", host.namespace, "sh", "-c", command)
 
 
 def _limit(device: str, rate: float) -> tuple[str, ...]:

@@ -92,7 +92,6 @@ def measure(
     loopback: bool = False,
     timeout_seconds: float = 1800.0,
     on_record: Callable[[Record], Any] = ignore,
-    unsent_bytes: int | None = None,
 ) -> list[Record]:
     """Return a record per round and contender, timed on emulated hosts or on loopback.
 
@@ -112,7 +111,7 @@ def measure(
             if loopback:
                 args = (benchmark, "lo", nodes, file.path)
                 return decentlam.launch(time_all, nodes, args, timeout_seconds=120.0)[0]
-            with hosts(nodes, bandwidth, unsent_bytes) as machines:
+            with hosts(nodes, bandwidth) as machines:
                 args = (benchmark, INTERFACE, 1, file.path)
                 return run_on(machines, time_all, args, timeout_seconds)[0]
         except (RuntimeError, OSError) as error:

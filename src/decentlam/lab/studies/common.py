@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -42,18 +43,19 @@ def fitting(nodes: int, *batches: int) -> tuple[int, ...]:
     return tuple(nodes * max(1, batch // nodes) for batch in batches)
 
 
-def study_recipe(setting: Any, *, epochs: float, **fields: Any) -> Recipe:
-    """Return a training run of a study: a tenth of it warms up, then the rate stays."""
+def study_recipe(setting: Any, **fields: Any) -> Recipe:
+    """Return a training run of a study: a tenth of it warms up, then the rate stays. What `fields`
+    do not say is the setting's own."""
+    shared = {field.name for field in dataclasses.fields(Recipe)}
+    own = {f.name: getattr(setting, f.name) for f in dataclasses.fields(setting)}
+    values = {name: value for name, value in own.items() if name in shared} | fields
     return Recipe(
-        nodes=setting.nodes,
-        momentum=setting.momentum,
         stable="ignore",  # as printed, stable or not
         batch_norm="estimate",
-        epochs=epochs,
-        warmup_epochs=epochs / 10,
-        evaluate_every=epochs,
+        warmup_epochs=values["epochs"] / 10,
+        evaluate_every=values["epochs"],
         log_every=50,
-        **fields,
+        **values,
     )
 
 
@@ -97,6 +99,15 @@ def cell(records: Sequence[Record], score: str = AVERAGED) -> str | None:
     mean, spread = mean_and_spread(found)
     text = f"{mean:.2f}" + (f" ± {spread:.2f}" if len(found) > 1 else "")
     return f"{text}, {len(lost)} of {len(records)} diverge" if lost else text
+
+
+def cells_by_batch(records: Sequence[Record], batches: Sequence[int]) -> Record:
+    """Return the cells of a row: both accuracies at every batch."""
+    return {
+        f"{whose},_batch_{batch:,}": cell(where(records, batch=batch), score)
+        for score, whose in ((AVERAGED, "averaged"), (NODES, "nodes"))
+        for batch in batches
+    }
 
 
 def leads(records: Sequence[Record], ours: str, theirs: str, score: str = AVERAGED) -> list[float]:

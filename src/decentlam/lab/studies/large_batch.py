@@ -19,7 +19,7 @@ from decentlam.lab.studies.common import (
     METHODS,
     NODES,
     accuracy_note,
-    cell,
+    cells_by_batch,
     check_data,
     dot_panels,
     fitting,
@@ -136,17 +136,12 @@ def make(
     fixed: bool = False,
 ) -> Recipe:
     """Return the recipe of one run; `factor` is that of the scaled rate."""
-    epochs = setting.fixed_epochs if fixed else setting.epochs
     return study_recipe(
         setting,
         method=method,
-        topology=setting.topology,
-        model=setting.model,
-        data=setting.data,
-        data_path=setting.data_path,
         shards=shards,
         batch=batch,
-        epochs=epochs,
+        epochs=setting.fixed_epochs if fixed else setting.epochs,
         lr=_scaled(setting, batch) * factor,
         hyper=(("trust", setting.lars_trust),) if method == "pmsgd-lars" else (),
         seed=seed,
@@ -176,10 +171,7 @@ def table(records: Sequence[Record]) -> list[Record]:
         for method in dict.fromkeys(r["method"] for r in shown):
             mine = where(shown, part=part, shards=shards, method=method)
             row: Record = {"part": part, "shards": shards, "method": method}
-            for batch in batches:
-                row[f"averaged,_batch_{batch:,}"] = cell(where(mine, batch=batch))
-            for batch in batches:
-                row[f"nodes,_batch_{batch:,}"] = cell(where(mine, batch=batch), NODES)
+            row |= cells_by_batch(mine, batches)
             rates = [{r["lr"] for r in where(mine, batch=batch)} for batch in batches]
             row["lr"] = " / ".join(f"{lr:g}" for found in rates for lr in found)
             row["paper:_2K/8K/16K/32K"] = paper.line(paper.IMAGENET.get(method))

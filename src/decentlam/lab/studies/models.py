@@ -102,11 +102,9 @@ def make(setting: Models, case: ModelCase, method: str, batch: int, seed: int) -
     return study_recipe(
         setting,
         method=method,
-        topology=setting.topology,
         model=case.model,
         data=case.data,
         data_path=None if case.data == "digits" else setting.data_path,
-        shards=setting.shards,
         batch=batch,
         epochs=case.epochs,
         lr=case.lr * batch / case.batches[-1],

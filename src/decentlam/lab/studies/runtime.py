@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,12 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from decentlam.lab import plot_style
-from decentlam.lab.network.bandwidth import bits_per_second
 from decentlam.lab.network.contenders import LOCAL, available, choose, has_decent_dp
 from decentlam.lab.network.results import left_out, limits, machine, summary
 from decentlam.lab.network.timing import Benchmark, MeasurementError, measure
 from decentlam.lab.studies.study import Record, Study, Tick, silent
-from decentlam.lab.studies.sweep import words
 
 USUAL = (
     "DDP, 1 MB buckets",
@@ -44,8 +40,6 @@ FEW = (
 # How a contender is drawn: the first name it starts with.
 _METHOD_OF = {"PmSGD": "pmsgd", "DmSGD": "dmsgd", "DecentLaM": "decentlam", "AWC": "awc-dmsgd"}
 _PARTS = {"compute": 0.3, "update": 0.55, "exposed": 1.0}  # the darkest is what the paper's is
-_START_SECONDS, _BUILD_SECONDS = 2.5, 0.4  # of a process, of a contender, with 2 cores
-_CPU_SECONDS_PER_BYTE = 1e-9  # of a core, to copy, update and compute; a guess
 
 
 @dataclass(frozen=True)
@@ -108,8 +102,7 @@ def run(setting: TimingStudy, tick: Tick = silent) -> list[Record]:
     benchmarks = [_benchmark(setting, cluster) for cluster in setting.clusters]
     totals = [benchmark.rounds * len(choose(benchmark.only)) for benchmark in benchmarks]
     total, done = sum(totals), 0
-    seconds = sum(map(_expected, setting.clusters, benchmarks))
-    tick(0, total, f"{total} runs, about {words(seconds)}")
+    tick(0, total, f"{total} runs")
     for number, (cluster, benchmark) in enumerate(zip(setting.clusters, benchmarks, strict=True)):
         network = "loopback" if setting.loopback else cluster.bandwidth or "no limit"
         about = asdict(cluster) | {"parameters": benchmark.size}
@@ -153,20 +146,6 @@ def _benchmark(setting: TimingStudy, cluster: Cluster) -> Benchmark:
         only=setting.names,
         seed=setting.seed,
     )
-
-
-def _expected(cluster: Cluster, benchmark: Benchmark) -> float:
-    """Return the seconds that a cluster takes, by the bytes and a guess from 2 cores."""
-    rate = bits_per_second(cluster.bandwidth) / 8 if cluster.bandwidth else math.inf
-    cpu = cluster.nodes * 4 * benchmark.size / (os.cpu_count() or 1) * _CPU_SECONDS_PER_BYTE
-    seconds = _START_SECONDS * cluster.nodes
-    for contender in choose(benchmark.only).values():
-        models = contender.traffic_on(cluster.nodes).models_sent(cluster.nodes)
-        wire = 4 * benchmark.size * models / rate
-        iteration = (benchmark.sleep_seconds or 2 * cpu) + cpu + wire + benchmark.straggler_ms / 1e3
-        each = (contender.warm_up + benchmark.iterations) * iteration + _BUILD_SECONDS
-        seconds += benchmark.rounds * each
-    return seconds
 
 
 def table(records: Sequence[Record]) -> list[Record]:

@@ -6,16 +6,12 @@ import multiprocessing
 import os
 import shutil
 import signal
-import tempfile
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,9 +23,7 @@ from decentlam.lab.train.records import CHECKPOINT, RUN, SCORES, read, read_reci
 from decentlam.lab.values import parse_json
 
 OVER = ("finished", "diverged")  # a run that ended so is not run again
-Cost = tuple[float, float, int]  # seconds besides steps, seconds per step, steps per epoch
 _stop = Stop()  # of all runs of this process
-_SHORT = 4  # steps of a run that only tells how long the others will take
 
 
 def name(recipe: Recipe) -> str:
@@ -94,8 +88,8 @@ def _found(recipe: Recipe, place: Path) -> Record:
 
 def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
     before = total - len(places)
+    tick(before, total, f"{len(places)} runs, {jobs} at a time")
     if jobs == 1:
-        tick(before, total, _estimate(list(places), map(_cost, _kinds(places).values()), jobs))
         for count, (recipe, place) in enumerate(places.items(), before + 1):
             train_in_place(recipe, place)
             tick(count, total, place.name)
@@ -104,7 +98,6 @@ def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
     hears, asks = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(hears,))
     try:
-        tick(before, total, _estimate(list(places), pool.map(_cost, _kinds(places).values()), jobs))
         futures = {pool.submit(train_in_place, r, place): place for r, place in places.items()}
         for count, future in enumerate(as_completed(futures), before + 1):
             future.result()
@@ -118,44 +111,6 @@ def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
         asks.close()
         pool.shutdown(wait=True, cancel_futures=True)
         hears.close()
-
-
-def _kinds(recipes: Iterable[Recipe]) -> dict[tuple[Any, ...], Recipe]:
-    """Return a recipe of each kind that takes a time of its own."""
-    return {_kind(recipe): recipe for recipe in recipes}
-
-
-def _kind(recipe: Recipe) -> tuple[Any, ...]:
-    return recipe.data, recipe.model, recipe.batch, recipe.nodes
-
-
-def _estimate(recipes: Sequence[Recipe], costs: Iterable[Cost], jobs: int) -> str:
-    """Say how long all runs will take, from a few steps of each kind."""
-    of_kind = dict(zip(_kinds(recipes), costs, strict=True))
-    seconds = 0.0
-    for recipe in recipes:
-        fixed, each, per_epoch = of_kind[_kind(recipe)]
-        seconds += fixed + each * recipe.steps(per_epoch)
-    return f"{len(recipes)} runs, about {words(seconds / jobs)} with {jobs} at a time"
-
-
-def words(seconds: float) -> str:
-    """Return a time as people say it."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _cost(recipe: Recipe) -> Cost:
-    """Time a few steps, after one that pays for imports and tells how many an epoch has."""
-    short = replace(recipe, epochs=1e-9, warmup_epochs=0.0, schedule="constant", log_every=1)
-    with tempfile.TemporaryDirectory() as directory:
-        first, place = Path(directory) / "first", Path(directory) / "run"
-        train_in_place(short, first)
-        per_epoch = parse_json((first / RUN).read_text(encoding="utf-8"))["steps_per_epoch"]
-        begun = time.perf_counter()
-        train_in_place(replace(short, epochs=_SHORT / per_epoch), place)
-        total = time.perf_counter() - begun
-        steps = [r["step_seconds"] for r in read(place) if r["kind"] == "step"]
-    return max(0.0, total - sum(steps)), sum(steps) / len(steps), per_epoch
 
 
 def _begin(parent_end: Connection) -> None:

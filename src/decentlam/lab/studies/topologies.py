@@ -14,9 +14,8 @@ from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
 from decentlam.lab.studies.common import (
     FASHION,
-    NODES,
     accuracy_note,
-    cell,
+    cells_by_batch,
     check_data,
     dot_panels,
     fitting,
@@ -91,19 +90,8 @@ def run(setting: Topologies, tick: Tick = silent, directory: Path = Path()) -> l
 
 
 def make(setting: Topologies, method: str, topology: str, batch: int, seed: int) -> Recipe:
-    return study_recipe(
-        setting,
-        method=method,
-        topology=topology,
-        model=setting.model,
-        data=setting.data,
-        data_path=setting.data_path,
-        shards=setting.shards,
-        batch=batch,
-        epochs=setting.epochs,
-        lr=setting.lr * batch / setting.batches[-1],
-        seed=seed,
-    )
+    lr = setting.lr * batch / setting.batches[-1]
+    return study_recipe(setting, method=method, topology=topology, batch=batch, lr=lr, seed=seed)
 
 
 def _growth(setting: Topologies, method: str, topology: str) -> float | None:
@@ -119,11 +107,7 @@ def table(records: Sequence[Record]) -> list[Record]:
     rows = []
     for topology, method in dict.fromkeys((r["topology"], r["method"]) for r in records):
         mine = where(records, topology=topology, method=method)
-        row: Record = {"topology": topology, "method": method}
-        for batch in batches:
-            row[f"averaged,_batch_{batch:,}"] = cell(where(mine, batch=batch))
-        for batch in batches:
-            row[f"nodes,_batch_{batch:,}"] = cell(where(mine, batch=batch), NODES)
+        row: Record = {"topology": topology, "method": method, **cells_by_batch(mine, batches)}
         row["disagreement_per_step"] = mine[0]["growth"]
         theirs = paper.TOPOLOGIES.get(topology) if method == "decentlam" else None
         row["paper:_ImageNet_16K/32K"] = paper.line(theirs)
