@@ -2,6 +2,7 @@
 
     python benchmarks/network.py --bandwidth 1Gbit                       # n = 4, real compute
     python benchmarks/network.py --parameters 10e6 --compute sleep:300 --bandwidth 1Gbit
+    python benchmarks/network.py --iterations 16 --bandwidth 100Mbit     # rounds of LocalSteps
     python benchmarks/network.py --nodes 8 --straggler 50 --only "DecentLaM one-peer, overlap"
     python benchmarks/network.py --loopback                              # without root
 

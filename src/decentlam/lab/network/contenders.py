@@ -25,6 +25,7 @@ LOCAL, BASE = "local only (limit)", "DDP"  # what the others are compared with
 LR, MOMENTUM = 1e-4, 0.5  # small, so that no topology can diverge while it is timed
 WARM_UP_STEPS = 3
 _AUTO_STEPS = 35  # overlap="auto", the default, tries both of its modes during 33 steps
+_EVERY = 16  # local steps; time as many iterations, or a multiple
 _ONE_PEER = "one-peer-symmetric-exponential"
 
 
@@ -67,7 +68,7 @@ class Training:
     @property
     def wait_seconds(self) -> float:
         """What our optimizers waited for messages; the others do not tell."""
-        if isinstance(self.optimizer, DecentralizedOptimizer):
+        if isinstance(self.optimizer, DecentralizedOptimizer | decentlam.LocalSteps):
             return self.optimizer.statistics.total_wait_seconds
         return 0.0
 
@@ -108,6 +109,16 @@ def _readme(**options: Any) -> Build:
 
     def build(model: nn.Module, loss: Loss) -> Training:
         optimizer = decentlam.DecentLaM(model.parameters(), lr=LR, momentum=0.9, **options)
+        return Training(model, loss, optimizer)
+
+    return build
+
+
+def _local_steps(**options: Any) -> Build:
+    """Build local steps of the optimizer that the limit runs with."""
+
+    def build(model: nn.Module, loss: Loss) -> Training:
+        optimizer = decentlam.LocalSteps(_sgd(model.parameters()), _EVERY, **options)
         return Training(model, loss, optimizer)
 
     return build
@@ -171,6 +182,7 @@ def _on_neighbors(cls: Any, topology: str) -> Contender:
 _LAM = decentlam.DecentLaM
 _ALL_REDUCE = Traffic(None, ddp_buckets=True)
 _EARLY = Traffic(1, "step")  # sends the model of before
+_ROUND = Traffic(1, "step", message_fraction=1 / _EVERY)
 
 CONTENDERS: dict[str, Contender] = {
     LOCAL: Contender(_local, Traffic(0)),
@@ -200,6 +212,13 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "AWC-DmSGD one-peer": Contender(
         _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True), _EARLY
+    ),
+    "LocalSteps every 16": Contender(_local_steps(), _ROUND, _EVERY),
+    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _ROUND, _EVERY),
+    "LocalSteps every 16, delay 8, float16": Contender(
+        _local_steps(delay=8, message_dtype=torch.float16),
+        replace(_ROUND, message_fraction=0.5 / _EVERY),
+        _EVERY,
     ),
     # What decent-dp calls a ring has one peer that changes, too.
     "decent-dp ring (1 peer)": Contender(_decent_dp("ring"), _EARLY),
