@@ -234,7 +234,7 @@ def _plan_of_process_0(
     options: TrainOptions, changes: dict[str, Any], launched: bool
 ) -> tuple[Recipe, Path, bool]:
     """Return the plan of process 0, on every process; its error is raised on every one."""
-    from decentlam.checkpoint.together import on_process_0
+    from decentlam.checkpoint.all_processes import on_process_0
     from decentlam.lab.recipes import from_json
     from decentlam.network.network import connect
 
