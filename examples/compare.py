@@ -18,8 +18,8 @@ from decentlam.lab.train import train
 
 METHODS = {
     "pmsgd": "PmSGD, all-reduce",
-    "dmsgd": "DmSGD, ring",
-    "decentlam": "DecentLaM, ring",
+    "dmsgd": "DmSGD, one peer",
+    "decentlam": "DecentLaM, one peer",
 }
 
 
@@ -31,6 +31,7 @@ def main() -> None:
     for method, name in METHODS.items():
         recipe = Recipe(
             method=method,
+            topology="bipartite-random-match",
             nodes=dist.get_world_size(),
             shards="label-sorted:2",
             batch=128 * dist.get_world_size(),

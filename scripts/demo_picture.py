@@ -16,8 +16,8 @@ RUNS = Path("out/demo")
 PICTURE = Path("docs/assets/demo.svg")
 NAMES = {  # in the order of the legend: name, color
     "pmsgd": ("PmSGD: all-reduce, as DDP", "#777777"),
-    "dmsgd": ("DmSGD on a ring", "#CC6677"),
-    "decentlam": ("DecentLaM on a ring", "#332288"),
+    "dmsgd": ("DmSGD, one peer per step", "#CC6677"),
+    "decentlam": ("DecentLaM, one peer per step", "#332288"),
 }
 
 

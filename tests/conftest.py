@@ -21,7 +21,7 @@ LONGEST = [
     "runtime/test_runtime", "elastic/test_runs", "network/test_heartbeat", "runtime/test_checks",
     "test_optimizer_in_processes", "exchange/test_neighbors", "runtime/test_models",
     "runtime/test_nodes", "test_docs_pages", "runtime/test_bucket", "analysis/test_stability",
-    "checkpoint/test_run", "launch/test_init", "launch/test_local", "checkpoint/test_together",
+    "checkpoint/test_run", "launch/test_init", "launch/test_local", "checkpoint/test_all_processes",
     "exchange/test_shared_memory", "exchange/test_rounded", "topology/test_finite",
     "algorithms/test_reference", "simulation/test_module", "test_fuzz", "test_scripts",
     "checkpoint/test_directory", "runtime/test_overlap", "test_imports", "test_examples",

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
-_LAB = ("matplotlib", "rich", "typer")  # what the extra decentlam[lab] brings
+# What the extra decentlam[lab] brings; one that is missing is named before a command has begun.
+_LAB = (
+    "matplotlib",
+    "pycocotools",
+    "rich",
+    "scipy",
+    "sklearn",
+    "tensorboard",
+    "torchvision",
+    "typer",
+)
 
 
 def main() -> None:
-    try:
-        from decentlam.lab.commands.app import app
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] not in _LAB:
-            raise
+    """Run the command line."""
+    missing = [name for name in _LAB if importlib.util.find_spec(name) is None]
+    if missing:
         print(
-            f"decentlam: the command line needs {missing.name}, which is not installed. "
-            'Try: pip install "decentlam[lab]"',
+            f"decentlam: the command line needs {', '.join(missing)}, which is not installed. Try: "
+            'pip install "decentlam[lab]", or in a checkout: pip install ".[lab]"',
             file=sys.stderr,
         )
-        raise SystemExit(2) from None
+        raise SystemExit(2)
+    from decentlam.lab.commands.app import app
+
     app(prog_name="decentlam")
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from decentlam.checkpoint import directory, state
+from decentlam.checkpoint.all_processes import on_all_processes
 from decentlam.checkpoint.saving import Saving, settle
-from decentlam.checkpoint.together import together
 from decentlam.errors import CheckpointError
 from decentlam.local_steps import LocalSteps
 from decentlam.network.network import Network
@@ -72,7 +72,7 @@ def save_checkpoint(
             raise ValueError(f"keep must be a whole number of 1 or more, got {keep!r}")
         return state.take(objects)
 
-    content = together(network, take)
+    content = on_all_processes(network, take)
     steps = max(network.gather(optimizer.steps))  # they differ where LocalSteps goes by time
     meta = {**_describe(averaging), "step": steps, "saved": sorted(objects.others)}
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "keep": keep, **meta})
@@ -111,8 +111,8 @@ def load_checkpoint(
         state.check(objects, content)
         return content, Resumed(meta["step"], *layout, averaged)
 
-    content, found = together(network, read)
-    together(network, lambda: state.put(objects, content, rng=not found.averaged))
+    content, found = on_all_processes(network, read)
+    on_all_processes(network, lambda: state.put(objects, content, rng=not found.averaged))
     if found.averaged and network.rank == 0:
         log.warning(
             "%s was saved by %d nodes of %d processes; now every node starts from their average",

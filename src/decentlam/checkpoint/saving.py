@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from decentlam.checkpoint import directory, state
-from decentlam.checkpoint.together import on_process_0, together
+from decentlam.checkpoint.all_processes import on_all_processes, on_process_0
 from decentlam.errors import CheckpointError
 from decentlam.network.network import Network
 
@@ -34,7 +34,7 @@ class Saving:
         begun = on_process_0(network, lambda: str(directory.begin(path, meta["step"])))
         place, number = network.gather((begun, time.time_ns()))[0]
         if background:
-            content = together(network, lambda: state.copied(content))
+            content = on_all_processes(network, lambda: state.copied(content))
         meta = {**meta, "save": number, "rank": network.rank}
         self._network, self._place, self._keep = network, Path(place), keep
         writer = ThreadPoolExecutor(1, "decentlam checkpoint")  # who ends waits for it
@@ -48,7 +48,7 @@ class Saving:
     def wait(self) -> None:
         """Returns when the checkpoint counts; every process must call it. If one could not write
         its part, all raise the error, and the checkpoint before is still there."""
-        together(self._network, self._result)
+        on_all_processes(self._network, self._result)
         on_process_0(self._network, self._finish)
 
     def _result(self) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from decentlam.checkpoint import directory, load_checkpoint, save_checkpoint
-from decentlam.checkpoint.together import together
+from decentlam.checkpoint.all_processes import on_all_processes
 from decentlam.data import ResumableLoader
 from decentlam.integrations import NodeOptimizer, missing, ours
 from decentlam.network.network import connect
@@ -181,7 +181,7 @@ class DecentralizedStrategy(DDPStrategy):
             # The newest may be of a step whose file was not written any more.
             find = functools.partial(directory.locate, place, step)
             load_checkpoint(
-                together(optimizer.network, find),
+                on_all_processes(optimizer.network, find),
                 model=self.lightning_module,
                 optimizer=optimizer,
                 precision=self._scaler(),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from decentlam.checkpoint import Resumed, load_checkpoint, save_checkpoint
-from decentlam.checkpoint.together import on_process_0
+from decentlam.checkpoint.all_processes import on_process_0
 from decentlam.integrations import NodeOptimizer, missing
 
 try:

@@ -237,6 +237,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "digits": _named(
         "8x8 digits, a multi-layer perceptron, 4 nodes: a few seconds, for a first look.",
         128,
+        topology="bipartite-random-match",
         nodes=4,
         epochs=20.0,
         lr=0.05,

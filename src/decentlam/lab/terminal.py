@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is None:
-            known = ", ".join(self.list_commands(ctx))
-            raise ValueError(f"unknown command {cmd_name!r}; choose from {known}")
+            raise ValueError(unknown("command", cmd_name, self.list_commands(ctx)))
         return command
 
     def invoke(self, ctx: Any) -> Any:
@@ -88,13 +88,20 @@ def takes_options(cls: type[Any]) -> Callable[[Callable[[Any], None]], Callable[
     return command
 
 
+def unknown(kind: str, value: str, names: Sequence[str]) -> str:
+    """Return what to say of a name that does not exist: the nearest one, and all there are."""
+    near = difflib.get_close_matches(value, names, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {kind} {value!r}; {meant}choose from {', '.join(names)}"
+
+
 def one_of(names: Sequence[str]) -> Callable[..., Any]:
     """Return a callback that refuses any other value of an option, or of an argument."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in names:
             kind = str(param.metavar or param.name).lower()
-            raise ValueError(f"unknown {kind} {value!r}; choose from {', '.join(names)}")
+            raise ValueError(unknown(kind, value, names))
         return value
 
     return check

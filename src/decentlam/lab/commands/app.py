@@ -47,7 +47,7 @@ def main(
 
     \b
     New here? In this order:
-      decentlam reproduce regression     ten methods on one problem, with tables and plots
+      decentlam reproduce regression     twelve methods on one problem, with tables and plots
       decentlam algorithms               what each method computes
       decentlam topology mesh -n 8       who talks to whom, and how fast they agree
       decentlam reproduce bias           why momentum hurts DmSGD and not DecentLaM
@@ -55,7 +55,7 @@ def main(
       decentlam simulate decentlam ring  one run with your own numbers
       decentlam recipes                  what can be trained
       decentlam train --recipe digits    a model on 4 processes of this machine
-      decentlam report out/train/digits  its page
+      decentlam report                   the page of the newest run
       decentlam predict --compute-ms 90  the time of an iteration on your cluster
 
     --help after a command lists its options. To train your own model, see the README: the

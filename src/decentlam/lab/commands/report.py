@@ -12,15 +12,37 @@ from decentlam.lab.terminal import Json, console, out_option, print_json
 
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIRECTORY...", help="Runs of `train`, or studies.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIRECTORY...]", help="Runs of `train`, or studies; default: the newest run."
+        ),
+    ] = None,
     out: Annotated[str | None, out_option("Default DIRECTORY/report.html.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write one page about one or more training runs."""
     from decentlam.lab.report import write
 
+    directories = directories or [_newest()]
+    if absent := [path for path in directories if not path.exists()]:
+        there = ", ".join(map(str, _runs(absent[0].parent))) or "none"
+        raise ValueError(f"there is no run in {absent[0]}; runs beside it: {there}")
     page = write(directories, Path(out) if out else directories[0] / "report.html")
     if as_json:
         return print_json({"report": str(page)})
     console().print(f"Wrote {page}")
+
+
+def _runs(parent: Path) -> list[Path]:
+    """Return the runs in a directory, the oldest first."""
+    from decentlam.lab.train.records import RUN
+
+    found = [path for path in parent.glob("*") if (path / RUN).is_file()]
+    return sorted(found, key=lambda path: (path / RUN).stat().st_mtime)
+
+
+def _newest() -> Path:
+    runs = _runs(Path("out") / "train")
+    if not runs:
+        raise ValueError("there is no run in out/train; run `decentlam train`, or give a directory")
+    return runs[-1]

@@ -156,6 +156,9 @@ def train(options: TrainOptions) -> None:
     after a step and keeps a checkpoint; a second one stops at once. The run ends with a page,
     report.html in its directory.
     """
+    launched = None if options.simulate else launched_process()
+    if not options.quiet and (launched is None or launched.rank == 0):
+        typer.echo("decentlam: loading torch and the recipe", err=True)
     from decentlam.lab.train import Stop
     from decentlam.lab.train import train as run
     from decentlam.launch.init import init
@@ -163,7 +166,7 @@ def train(options: TrainOptions) -> None:
     changes = options.changes()
     # An elastic run may go on with another number of processes.
     processes = changes.pop("nodes", None) if options.elastic and options.resume else None
-    place = None if options.simulate else launched_process()
+    place = launched
     if place is not None:
         init()
         changes.setdefault("nodes", place.num_processes)
@@ -234,7 +237,7 @@ def _plan_of_process_0(
     options: TrainOptions, changes: dict[str, Any], launched: bool
 ) -> tuple[Recipe, Path, bool]:
     """Return the plan of process 0, on every process; its error is raised on every one."""
-    from decentlam.checkpoint.together import on_process_0
+    from decentlam.checkpoint.all_processes import on_process_0
     from decentlam.lab.recipes import from_json
     from decentlam.network.network import connect
 

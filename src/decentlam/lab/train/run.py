@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from decentlam.checkpoint.together import on_process_0, together
+from decentlam.checkpoint.all_processes import on_all_processes, on_process_0
 from decentlam.errors import LaunchError
 from decentlam.lab.data import Batches, split
 from decentlam.lab.recipes import Recipe
@@ -172,7 +172,7 @@ def train_node(
     network = ALONE if options.simulate or options.elastic else connect()
     store = None if network.group is None else _store_of_run()
     numerics = Numerics(recipe.precision, _device(network, options.elastic))
-    task, batches = together(network, lambda: _read_data(recipe, numerics, options.elastic))
+    task, batches = on_all_processes(network, lambda: _read_data(recipe, numerics, options.elastic))
     steps_per_epoch = max(1, len(task.labels) // recipe.batch)
     engine: Engine
     if options.simulate:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (FileNotFoundError, TypeError, ValueError, MemoryError)}
 
 
-def together(network: Network, work: Callable[[], T]) -> T:
+def on_all_processes(network: Network, work: Callable[[], T]) -> T:
     """The result of work(), which must not communicate; the same error everywhere if it fails.
 
     Without this the process that failed would leave, and the others would wait for it.
@@ -35,8 +35,8 @@ def together(network: Network, work: Callable[[], T]) -> T:
 
 
 def on_process_0(network: Network, work: Callable[[], T]) -> T | None:
-    """As `together`, but only process 0 has something to do."""
-    return together(network, work if network.rank == 0 else lambda: None)
+    """As `on_all_processes`, but only process 0 has something to do."""
+    return on_all_processes(network, work if network.rank == 0 else lambda: None)
 
 
 def _report(error: Exception) -> tuple[str, str]:
