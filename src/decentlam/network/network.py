@@ -132,8 +132,8 @@ class Network:
 
     def meet(self, what: str, rates: Sequence[float] = ()) -> None:
         """Before all processes do something together: refuses if one does something else. Sums of
-        what does not belong together would be numbers, and wrong. Learning rates that differ, because
-        a script has changed them on some processes only, are logged."""
+        what does not belong together would be numbers, and wrong. Learning rates that differ are
+        logged: a script has changed them on some processes only."""
         with heartbeat.meeting():
             everyone = self.gather({"call": what, "rates": [*rates]})
         said = [each.get("call") if isinstance(each, dict) else None for each in everyone]
