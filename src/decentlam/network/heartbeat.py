@@ -516,6 +516,7 @@ class _GroupStore(dist.Store):
     def __init__(self, watch: Heartbeat) -> None:
         super().__init__()
         self._watch = watch
+        self._read: dict[str, bytes] = {}  # by a wait: torch asks for the value next
 
     def _call(self, request: Callable[[Any], T]) -> T:
         try:
@@ -528,16 +529,21 @@ class _GroupStore(dist.Store):
             raise RuntimeError(self._watch.interruption.text)
 
     def wait(self, keys: list[str], timeout: timedelta = _FORMED) -> None:
+        def read(store: Any) -> list[bytes] | None:
+            return store.multi_get(keys) if store.check(keys) else None
+
         deadline = time.monotonic() + timeout.total_seconds()
-        while not self.check(keys):
+        while (values := self._call(read)) is None:
             self._check_nobody_is_lost()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nobody wrote {keys} within {timeout.total_seconds():g} s")
             time.sleep(_LOOK_SECONDS)
+        self._read = dict(zip(keys, values, strict=True))
 
     def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._call(lambda store: store.get(key))
+        if key not in self._read:
+            self.wait([key])
+        return self._read.pop(key)
 
     def set(self, key: str, value: str) -> None:
         self._call(lambda store: store.set(key, value))
