@@ -64,7 +64,11 @@ def test_the_standard_library_is_split_once_and_for_all() -> None:
     assert isinstance(data, Text) and isinstance(again, Text)
     assert torch.equal(data.windows, again.windows) and data.groups == again.groups
     assert {"asyncio", "email", "argparse.py"} <= set(data.groups) and "test" not in data.groups
-    assert 0.08 < data.num_test / (data.num_test + len(data.labels)) < 0.12
+    every = data.test_windows
+    assert 0.08 < len(every) / (len(every) + len(data.labels)) < 0.12
+    tested = torch.cat([x for x, _ in data.test_batches(1000)])
+    assert 1024 < len(tested) == data.num_test <= 2048
+    assert torch.equal(tested, every[:: -(-len(every) // 2048), :-1].long())
     sizes = data.labels.bincount()
     assert torch.equal(sizes, sizes.sort(descending=True).values)
 
