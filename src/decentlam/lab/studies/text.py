@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import accumulate, chain, pairwise, zip_longest
+from itertools import accumulate, chain, pairwise, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ SOURCES = {"stdlib": stdlib, "shakespeare": shakespeare, "text": text}
 CONTEXT, TEST_WINDOWS, EVALUATIONS = 32, 1024, 8
 WINDOWS = 4096  # of a group that a node may train on: 131 kB
 RUNS = "runs.jsonl"  # every finished run, so that the study can be continued
-RATES = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 BANDWIDTHS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9}
 TIMED, FORWARD = 10_000_000, 0.1  # parameters of the model that times are for, seconds of forward
 WARMUP = 0.05  # of the steps; then the rate falls to 0 as a cosine
@@ -119,15 +119,13 @@ def run(setting: TextStudy, tick: Tick = silent, directory: Path = Path()) -> li
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are too small for more
     try:
-        for problem, methods in setting.problems:
+        for leads, (problem, methods) in product((True, False), setting.problems):
             rates = {}
-            for method in methods:
+            for method in (m for m in methods if METHODS[m].leads is leads):
                 rates[method] = _search(setting.rates, partial(finish, problem, method, first))
                 searched += 1
-            for seed in others:
-                for method in methods:
-                    if METHODS[method].leads:
-                        finish(problem, method, seed, rates[method])
+            for seed, method in product(others if leads else (), rates):
+                finish(problem, method, seed, rates[method])
     finally:
         torch.set_num_threads(threads)
     return list(used.values())
