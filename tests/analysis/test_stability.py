@@ -136,6 +136,16 @@ def test_the_stable_form_of_decentlam_shrinks_disagreement_where_algorithm_2_may
     assert network.name == name  # no lazier than asked for
 
 
+@pytest.mark.parametrize("n", [4, 7, 16])
+@pytest.mark.parametrize("name", ["decentlam", "adamw"])
+def test_two_random_pairings_shrink_disagreement_more_than_one(name: str, n: int) -> None:
+    one, two = (
+        growth(name, topology, 0.9, num_nodes=n, stable="auto")
+        for topology in ("bipartite-random-match", "two-random-matches")
+    )
+    assert two.high < min(one.low, 0.87)
+
+
 @pytest.mark.parametrize("name", ["dmsgd", "da-dmsgd", "awc-dmsgd", "qg-dmsgd", "decentlam"])
 @pytest.mark.parametrize("network", [ring(8), mesh(8)], ids=repr)
 def test_the_bias_on_static_weights_is_the_theory_of_small_steps(

@@ -79,6 +79,7 @@ CASES = [
     (HALF, "decentlam", "ring", "backward"),
     (HALF, "dmsgd", "bipartite-random-match", "auto"),
     (HALF, "decentlam", "bipartite-random-match", "backward"),
+    (HALF, "decentlam", "two-random-matches", "backward"),
     (BRAIN, "dmsgd", "complete", "none"),
     (BRAIN, "decentlam", "complete", "backward"),
 ]

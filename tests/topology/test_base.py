@@ -161,6 +161,7 @@ def test_lazy_by_hand() -> None:
         "one-peer-hyper-cuboid",
         "base-3",
         "bipartite-random-match",
+        "two-random-matches",
         "equitopo-one-peer",
         "equitopo-static",
     ],

@@ -75,10 +75,11 @@ def test_rho_of_a_long_period_is_the_decay_of_a_long_run(n: int) -> None:
     assert net.rho > 0.5
 
 
+@pytest.mark.parametrize("name", ["bipartite-random-match", "two-random-matches"])
 @pytest.mark.parametrize("n", [2, 7, 8, *(slow_if(True, n) for n in (3, 4))])
-def test_rho_of_random_pairs_is_that_of_many_samples(n: int) -> None:
+def test_rho_of_random_pairs_is_that_of_many_samples(n: int, name: str) -> None:
     """rho^2 is the second eigenvalue of E[W'W], which 1500 samples know to a few percent."""
-    net = topology.bipartite_random_match(n, seed=1)
+    net = topology.TOPOLOGIES[name](n, seed=1)
     mean = np.zeros((n, n))
     samples = 1500
     for k in range(samples):
@@ -88,9 +89,10 @@ def test_rho_of_random_pairs_is_that_of_many_samples(n: int) -> None:
     assert net.rho**2 == pytest.approx(second, rel=0.06, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["bipartite-random-match", "two-random-matches"])
 @pytest.mark.parametrize("rate", [0.3, slow_if(True, 0.6)])
-def test_rho_of_lazy_random_pairs_is_that_of_many_samples(rate: float) -> None:
-    net = topology.bipartite_random_match(6, seed=2).lazy(rate)
+def test_rho_of_lazy_random_pairs_is_that_of_many_samples(rate: float, name: str) -> None:
+    net = topology.TOPOLOGIES[name](6, seed=2).lazy(rate)
     drawn = [net.rule(k).dense() for k in range(1500)]
     mean = sum(W.T @ W for W in drawn) / len(drawn)
     second = np.linalg.eigvalsh(mean - 1 / 6)[-1]

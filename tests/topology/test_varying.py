@@ -72,6 +72,32 @@ def test_random_pairs_are_uniform() -> None:
         assert partner_of_0.count(partner) == pytest.approx(400, abs=65)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_two_pairings_give_each_partner_a_third(n: int) -> None:
+    """Row i holds a third for the node and one for its partner in each pairing; who rests in a
+    pairing keeps that third. The first pairing is the one of bipartite_random_match."""
+    net, single = topology.two_random_matches(n, seed=3), topology.bipartite_random_match(n, seed=3)
+    rests = same = 0
+    for k in range(60):
+        W = 3 * net.weights(k).numpy()
+        partner = [(single.neighbors(i, k) or [i])[0] for i in range(n)]
+        second = W - np.eye(n) - np.eye(n)[partner]
+        np.testing.assert_allclose(second @ second, np.eye(n), rtol=0, atol=1e-14)  # a pairing
+        np.testing.assert_allclose(second, np.round(second), rtol=0, atol=1e-14)
+        rests += int(np.trace(second).round())
+        same += np.allclose(second, np.eye(n)[partner])
+    assert rests == 60 * (n % 2)
+    assert same == 60 if n == 2 else 0 < same < 40 if n < 5 else same < 10
+    assert net.max_peers == min(2, n - 1) and net.period is None
+
+
+def test_two_pairings_depend_on_seed_and_step_alone() -> None:
+    one, twin, other = (topology.two_random_matches(8, seed=s) for s in (7, 7, 8))
+    for k in (11, 3, 200, 3):
+        assert torch.equal(one.weights(k), twin.weights(k))
+        assert not torch.equal(one.weights(k), other.weights(k))
+
+
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 64])
 @pytest.mark.parametrize("name", ["one-peer-exponential", "one-peer-hypercube"])
 def test_log2_n_steps_of_one_peer_average_exactly(name: str, n: int) -> None:

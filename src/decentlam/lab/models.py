@@ -149,8 +149,11 @@ def make_model(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
     >>> sum(p.numel() for p in make_model("resnet20", (3, 32, 32), 10, seed=0).parameters())
     269722
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)}")
+    from decentlam.lab.gpt import GPTS
+
+    known = MODELS | GPTS
+    if name not in known:
+        raise ValueError(f"unknown model {name!r}; choose from {', '.join(known)}")
     if len(shape) != 3 or min(shape) < 1 or classes < 1:
         raise ValueError(
             "a model needs a shape (channels, height, width) and 1 class or more, got "
@@ -158,4 +161,4 @@ def make_model(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
         )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs too
-        return MODELS[name](shape, classes)
+        return known[name](shape, classes)

@@ -14,9 +14,10 @@ from decentlam.algorithms import Algorithm, check_compatible
 from decentlam.algorithms import make as make_algorithm
 from decentlam.analysis import stability
 from decentlam.lab import schedules
-from decentlam.lab.data import DATASETS
+from decentlam.lab.data import DATASETS, TEXTS
 from decentlam.lab.detection import DETECTION_DATASETS
 from decentlam.lab.detection.detectors import DETECTORS
+from decentlam.lab.gpt import GPTS
 from decentlam.lab.models import MODELS
 from decentlam.lab.schedules import SCHEDULES
 from decentlam.topology import Topology, resolve
@@ -26,10 +27,11 @@ BATCH_NORMS = ("average", "estimate")
 # What can be trained, and on what.
 TASKS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "classification": (DATASETS, MODELS),
+    "text": (TEXTS, GPTS),
     "detection": (DETECTION_DATASETS, DETECTORS),
 }
-ALL_DATA = (*DATASETS, *DETECTION_DATASETS)
-ALL_MODELS = (*MODELS, *DETECTORS)
+ALL_DATA = tuple(name for data, _ in TASKS.values() for name in data)
+ALL_MODELS = tuple(name for _, models in TASKS.values() for name in models)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Recipe:
 
     @property
     def task(self) -> str:
-        """classification or detection, by the data."""
+        """classification, text or detection, by the data."""
         return next(task for task, (data, _) in TASKS.items() if self.data in data)
 
     @property
@@ -252,6 +254,22 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
         lr=0.05,
         warmup_epochs=2.0,
         log_every=7,
+    ),
+    "gpt-small": _named(
+        "Python's own library, unlike packages on 4 nodes, a GPT of 0.12M parameters: minutes.",
+        128,
+        method="adamw",
+        topology="bipartite-random-match",
+        nodes=4,
+        data="stdlib",
+        model="gpt-small",
+        shards="label-sorted:1",
+        epochs=0.5,
+        lr=0.004,
+        weight_decay=0.01,
+        schedule="cosine",
+        warmup_epochs=0.025,
+        evaluate_every=0.25,
     ),
     "cifar10-resnet20": _named(
         "CIFAR-10 as in the paper's table 1: 200 epochs, a tenth at 100 and 150, lr 0.1 per 256.",

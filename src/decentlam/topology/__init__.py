@@ -32,6 +32,7 @@ from decentlam.topology.varying import one_peer_hypercube as one_peer_hypercube
 from decentlam.topology.varying import (
     one_peer_symmetric_exponential as one_peer_symmetric_exponential,
 )
+from decentlam.topology.varying import two_random_matches as two_random_matches
 from decentlam.topology.weights import WEIGHT_RULES as WEIGHT_RULES
 from decentlam.topology.weights import SparseWeights as SparseWeights
 
@@ -54,6 +55,7 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
     "base-4": base_4,
     "base-5": base_5,
     "bipartite-random-match": bipartite_random_match,
+    "two-random-matches": two_random_matches,
     "equitopo-one-peer": equitopo_one_peer,
     "equitopo-static": equitopo_static,
 }

@@ -42,6 +42,7 @@ class Topology:
     description: str = ""
     # Random pairs: largest eigenvalue off the average of the mean exchange; gives rho exactly.
     pairing: float | None = None
+    pairings: int = 1  # that a step averages, drawn independently
     _cache: dict[int, SparseWeights] = field(default_factory=dict, init=False, repr=False)
 
     def sparse(self, step: int = 0) -> SparseWeights:
@@ -155,7 +156,7 @@ class Topology:
             return spectrum.second_largest(self.sparse(0))
         if self.period is not None:
             return spectrum.periodic_rho(self._cycle(), self.num_nodes)
-        return spectrum.random_rho(self.sparse, self.num_nodes, self.pairing)
+        return spectrum.random_rho(self.sparse, self.num_nodes, self.pairing, self.pairings)
 
     @cached_property
     def exact_after(self) -> int | None:

@@ -68,17 +68,23 @@ def periodic_rho(period: Iterable[SparseWeights], n: int) -> float:
 
 
 def random_rho(
-    sparse: Callable[[int], SparseWeights], n: int, pairing: float | None, samples: int = 256
+    sparse: Callable[[int], SparseWeights],
+    n: int,
+    pairing: float | None,
+    pairings: int = 1,
+    samples: int = 256,
 ) -> float:
     """sqrt of the second eigenvalue of E[W'W]: exact for random pairings, else sampled.
 
-    A pairing P with weight v has W = (1 - v) I + v P and P P = I; `pairing` is the largest
-    eigenvalue of E[P] off the average.
+    m independent pairings P_i, P_i P_i = I, with weight v each have W = (1 - m v) I + v sum P_i;
+    `pairing` is the largest eigenvalue p of E[P] off the average.
     """
     if pairing is not None:
-        w = sparse(0)
-        v = float(w.values[w.rows != w.columns].max(initial=0.0))
-        return math.sqrt(max(0.0, (1 - v) ** 2 + v**2 + 2 * v * (1 - v) * pairing))
+        w, m, p = sparse(0), pairings, pairing
+        kept = float(w.values[w.rows == w.columns].min(initial=1.0))  # by who has all partners
+        v = (1 - kept) / m
+        second = kept**2 + 2 * kept * v * m * p + v**2 * (m + m * (m - 1) * p**2)
+        return math.sqrt(max(0.0, second))
     mean = sum(sparse(k).dense().T @ sparse(k).dense() for k in range(samples)) / samples
     return float(np.sqrt(np.abs(np.linalg.eigvalsh(mean - 1.0 / n)).max()))
 

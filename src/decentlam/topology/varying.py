@@ -1,4 +1,4 @@
-"""Networks that change with the step: each node talks to at most one other per step."""
+"""Networks that change with the step: each node talks to one other per step, or to two."""
 
 from __future__ import annotations
 
@@ -26,8 +26,25 @@ def bipartite_random_match(n: int, seed: int = 0) -> Topology:
         None,
         partial(_random_pairs, n, check_seed(seed)),
         "random pairs",
-        # The mean over all pairings of even n is (11' - I) / (n - 1); for odd n one node rests.
-        pairing=-1.0 / (n - 1) if n % 2 == 0 else 0.0,
+        pairing=_mean_pairing(n),
+    )
+
+
+def two_random_matches(n: int, seed: int = 0) -> Topology:
+    """Two random pairings at every step: a node and its two partners have a third each.
+
+    Where both pairings give a node the same partner, that one has two thirds; where n is odd and a
+    node rests in a pairing, it keeps that third. In 16 bits the two messages have the bytes of one.
+    """
+    n = check_num_nodes(n, "two_random_matches")
+    return Topology(
+        "two-random-matches",
+        n,
+        None,
+        partial(_two_random_pairings, n, check_seed(seed)),
+        "two random pairings at once",
+        pairing=_mean_pairing(n),
+        pairings=2,
     )
 
 
@@ -75,6 +92,27 @@ def one_peer_hypercube(n: int) -> Topology:
 def _random_pairs(n: int, seed: int, step: int) -> SparseWeights:
     order = np.random.default_rng([seed, step]).permutation(n)
     return pairs(n, order[: n // 2], order[n // 2 : 2 * (n // 2)])
+
+
+def _two_random_pairings(n: int, seed: int, step: int) -> SparseWeights:
+    draw, nodes, half = np.random.default_rng([seed, step]), np.arange(n), n // 2
+    columns = [nodes]
+    for _ in range(2):
+        order, partner = draw.permutation(n), nodes.copy()
+        left, right = order[:half], order[half : 2 * half]
+        partner[left], partner[right] = right, left
+        columns.append(partner)
+    return SparseWeights.from_entries(
+        n, np.tile(nodes, 3), np.concatenate(columns), np.full(3 * n, 1 / 3)
+    )
+
+
+def _mean_pairing(n: int) -> float:
+    """Return the eigenvalue, off the average, of the mean over all pairings.
+
+    For even n the mean is (11' - I) / (n - 1), for odd n, where one node rests, 11' / n.
+    """
+    return -1.0 / (n - 1) if n % 2 == 0 else 0.0
 
 
 def _exponential_pairs(n: int, hops: tuple[int, ...], step: int) -> SparseWeights:

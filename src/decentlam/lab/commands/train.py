@@ -19,11 +19,13 @@ from decentlam.lab.names import (
     DATASETS,
     DETECTION_DATASETS,
     DETECTORS,
+    GPTS,
     MODELS,
     PRECISIONS,
     RECIPES,
     SCHEDULES,
     STABLE,
+    TEXTS,
     TOPOLOGIES,
 )
 from decentlam.lab.terminal import (
@@ -62,7 +64,8 @@ Float: TypeAlias = float | None
 Int: TypeAlias = int | None
 Text: TypeAlias = str | None
 Flag: TypeAlias = bool | None
-ALL_MODELS, ALL_DATA = (*MODELS, *DETECTORS), (*DATASETS, *DETECTION_DATASETS)
+ALL_MODELS = (*MODELS, *GPTS, *DETECTORS)
+ALL_DATA = (*DATASETS, *TEXTS, *DETECTION_DATASETS)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Data: five data sets to classify, how they are sharded, which batch is taken when."""
+"""Data: images to classify, text to read on, how they are sharded, which batch is taken when."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from decentlam.lab.data.fashion_mnist import fashion_mnist
 from decentlam.lab.data.imagenet import imagenet
 from decentlam.lab.data.loading import load_batches
 from decentlam.lab.data.shards import split
+from decentlam.lab.data.text import shakespeare, stdlib, text
 
-__all__ = ["DATASETS", "Batches", "Data", "load", "load_batches", "split"]
+__all__ = ["DATASETS", "TEXTS", "Batches", "Data", "load", "load_batches", "split"]
 
 DATASETS: dict[str, Callable[[str | Path | None], Data]] = {
     "digits": digits,
@@ -23,10 +24,16 @@ DATASETS: dict[str, Callable[[str | Path | None], Data]] = {
     "cifar100": cifar100,
     "imagenet": imagenet,
 }
+TEXTS: dict[str, Callable[[str | Path | None], Data]] = {
+    "stdlib": stdlib,
+    "shakespeare": shakespeare,
+    "text": text,
+}
 
 
 def load(name: str, path: str | Path | None = None) -> Data:
     """Load the data set of that name, from `path`, or from where it is usually found."""
-    if name not in DATASETS:
-        raise ValueError(f"unknown data {name!r}; choose from {', '.join(DATASETS)}")
-    return DATASETS[name](path)
+    known = DATASETS | TEXTS
+    if name not in known:
+        raise ValueError(f"unknown data {name!r}; choose from {', '.join(known)}")
+    return known[name](path)

@@ -1,4 +1,4 @@
-"""The studies of the paper: three that need no training data, four that train, one that times."""
+"""The studies of the paper, and one of text: what `decentlam reproduce` runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from decentlam.lab.studies import (
     regression,
     runtime,
     speedup,
+    text,
     topologies,
 )
 from decentlam.lab.studies.study import Study
@@ -23,4 +24,5 @@ STUDIES: dict[str, Study] = {
     "topologies": topologies.STUDY,
     "detection": detection.STUDY,
     "runtime": runtime.STUDY,
+    "text": text.STUDY,
 }

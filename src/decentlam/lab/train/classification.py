@@ -1,4 +1,4 @@
-"""The task of classification: images and their labels, cross entropy, top-1 and top-5 accuracy."""
+"""Classification, of images or of the next byte: cross entropy, top-1 and top-5 accuracy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def score(model: nn.Module, batch: ImageBatch, numerics: Numerics) -> Sums:
         outputs = model(inputs)
     best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
     loss = F.cross_entropy(outputs.double(), labels, reduction="sum")
-    return [loss.item(), best[:, 0].sum().item(), best.sum().item(), float(len(labels))]
+    return [loss.item(), best[:, 0].sum().item(), best.sum().item(), float(labels.numel())]
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from decentlam.lab.versions import versions
 # The numbers of an evaluation that summaries show.
 SCORES = {
     "classification": ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance"),
+    "text": ("averaged_loss", "nodes_loss", "averaged_top1", "consensus_distance"),
     "detection": (
         *("averaged_ap50", "averaged_ap", "averaged_voc_ap50", "nodes_ap50", "nodes_ap"),
         *("nodes_voc_ap50", "nodes_ap50_min", "consensus_distance"),

@@ -40,7 +40,9 @@ class Numerics:
         return model.to(self.device, self.dtype)
 
     def inputs(self, inputs: Tensor) -> Tensor:
-        return inputs.to(self.device, self.dtype, non_blocking=True)
+        """Return them where and as the run computes; whole numbers, such as bytes, stay so."""
+        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
+        return inputs.to(self.device, dtype, non_blocking=True)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.autocast_dtype is None:
