@@ -157,13 +157,31 @@ def test_user_errors_are_one_line_and_exit_2(
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
-def test_without_the_lab_extra_it_says_how_to_install(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "decentlam.lab.commands.app")
-    monkeypatch.setitem(sys.modules, "typer", None)
+@pytest.mark.parametrize("missing", ["typer", "matplotlib", "tensorboard"])
+def test_without_the_lab_extra_it_says_how_to_install(missing: str, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    assert 'pip install "decentlam[lab]"' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"needs {missing}," in said and said.count("\n") == 1
+    assert 'pip install "decentlam[lab]", or in a checkout: pip install ".[lab]"' in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(("trian",), "train"), (("train", "--method", "decentlan"), "decentlam")],
+)
+def test_a_typo_gets_the_nearest_name(arguments: tuple[str, ...], meant: str):
+    assert f"did you mean {meant!r}?" in run(*arguments).output
+
+
+def test_help_of_train_begins_with_what_one_needs_first():
+    text = run("train", "--help").output
+    places = [text.index(title) for title in ("need first:", "More options:", "Detection:")]
+    assert places == sorted(places)
+    assert text.index("--lr") < places[1] < text.index("--seed") < places[2]
+    assert text.index("--image-size") > places[2]
 
 
 @pytest.mark.system

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,12 @@ if TYPE_CHECKING:  # what takes seconds to import is imported where it is used
 log = logging.getLogger(__name__)
 
 DEFAULT_RECIPE = "digits"
+SECTIONS = {
+    "Options that you need first": (
+        *("recipe", "method", "topology", "nodes", "epochs", "batch", "lr", "out"),
+    ),
+    "Detection": ("image_size", "weights", "skip_bad_boxes"),
+}
 EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
 
 
@@ -160,7 +167,7 @@ def train(options: TrainOptions) -> None:
     report.html in its directory.
     """
     launched = None if options.simulate else launched_process()
-    if not options.quiet and (launched is None or launched.rank == 0):
+    if sys.stderr.isatty() and not options.quiet and (launched is None or launched.rank == 0):
         typer.echo("decentlam: loading torch and the recipe", err=True)
     from decentlam.lab.train import Stop
     from decentlam.lab.train import train as run
