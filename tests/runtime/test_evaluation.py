@@ -186,11 +186,12 @@ def test_averaged_is_the_mean_inside_and_merge_makes_it_the_model(
     assert not same(results[0]["before"], results[1]["before"])
 
 
-def eval_and_train(
-    process_group: Group, method: str, overlap: str, directory: str
-) -> dict[str, Any]:
+def eval_and_train(process_group: Group, method: str, overlap: str) -> dict[str, Any]:
     """The mean between the two calls, twice over; what is refused there; what is saved there."""
     node = dist.get_rank(process_group)
+    place = [tempfile.mkdtemp() if node == 0 else ""]
+    dist.broadcast_object_list(place, group_src=0, group=process_group)
+    directory = place[0]
     model = Normed(seed=0)
     optimizer = build(method, model, process_group, overlap=overlap)
 
@@ -240,14 +241,11 @@ def eval_and_train(
     }
 
 
-directory = tempfile.TemporaryDirectory()
-
-
 @scenarios.run(
     eval_and_train,
     [
-        {"method": method, "overlap": overlap, "directory": f"{directory.name}/{method}"}
-        for method, overlap in (("decentlam", "none"), ("awc-dmsgd", "backward"))
+        {"method": "decentlam", "overlap": "none"},
+        {"method": "awc-dmsgd", "overlap": "backward"},
     ],
 )
 def test_between_eval_and_train_every_node_is_the_mean_and_saves_its_own(results: Any) -> None:
