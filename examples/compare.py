@@ -6,6 +6,7 @@ Prints a table and writes a report. A node sees two or three of the ten digits; 
 what that makes of its model in DmSGD, and not in DecentLaM.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -21,6 +22,13 @@ METHODS = {
     "dmsgd": "DmSGD, one peer",
     "decentlam": "DecentLaM, one peer",
 }
+
+
+def sent_per_step(run: Path) -> float:
+    """Return the kilobytes that a node sends per step, from the records of a run."""
+    records = map(json.loads, (run / "records.jsonl").read_text().splitlines())
+    sent = [record["bytes_sent"] for record in records if record["kind"] == "step"]
+    return sum(sent) / len(sent) / 1e3
 
 
 def main() -> None:
@@ -47,9 +55,9 @@ def main() -> None:
         if end is not None:  # process 0 has the numbers
             accuracies = (end["averaged_top1"], end["nodes_top1"], end["nodes_top1_min"])
             numbers = "".join(f"{value:>12.1%}" for value in accuracies)
-            rows.append(f"{name:<22}{numbers}{end['consensus_distance']:>14.3f}")
+            rows.append(f"{name:<22}{numbers}{sent_per_step(place):>12.0f}")
     if first:
-        print(f"\n{'':<22}{'averaged':>12}{'node mean':>12}{'worst node':>12}{'disagreement':>14}")
+        print(f"\n{'':<22}{'averaged':>12}{'node mean':>12}{'worst node':>12}{'KB per step':>12}")
         print(*rows, sep="\n")
         page = report.write([directory / method for method in METHODS], directory / "report.html")
         print(f"\nThe report with curves, the network and the time split: {page}")

@@ -128,7 +128,7 @@ def _rank_and_size() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Change:
-    """What one change of members did; all of them together say who had which samples."""
+    """The effect of one change of members; all of them together say who had which samples."""
 
     step: int  # the first that the new members take together
     size: int  # members from then on
@@ -147,7 +147,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands at its next step."""
+    """The place of a process at its next step."""
 
     step: int
     node: int

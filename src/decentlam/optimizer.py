@@ -169,7 +169,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """With elastic=True: the numbers of the processes that take part, in the order of their
+        """The numbers of the processes that take part, with elastic=True in the order of their
         nodes. A number never changes; that of a newcomer is new."""
         if self._recovery is None:
             return tuple(range(self.network.num_processes))
@@ -182,7 +182,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def place(self) -> Place:
-        """Where this process stands at its next step; `decentlam.Deal` gives its samples."""
+        """The place of this process at its next step; `decentlam.Deal` gives its samples."""
         if self._recovery is None:
             return Place(
                 self.runtime.index, self.network.node, (Change(0, self.network.num_nodes),)
@@ -223,7 +223,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def runtime(self) -> Runtime:
-        """What does the work."""
+        """The runtime, which does the work."""
         assert self._runtime is not None
         return self._runtime
 
@@ -239,12 +239,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def topology(self) -> Topology:
-        """Who averages with whom."""
+        """The topology: who averages with whom."""
         return self.runtime.topology
 
     @property
     def network(self) -> Network:
-        """Which process is which node."""
+        """The network: which process is which node."""
         return self.runtime.network
 
     # torch.optim -----------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def statistics(self) -> StepStatistics:
-        """What the last step cost: time waited, bytes sent, share of the exchange hidden."""
+        """The cost of the last step: time waited, bytes sent, share of the exchange hidden."""
         return self.runtime.statistics
 
     def memory_bytes(self) -> dict[str, int]:

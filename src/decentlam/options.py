@@ -200,7 +200,7 @@ class Options:
 
     @property
     def wait_seconds(self) -> float:
-        """How long a message is waited for. An elastic run then forms its group anew, and waits
+        """The seconds a message is waited for. An elastic run then forms its group anew, and waits
         there for whoever is alive: gloo may miss that a connection was closed."""
         if self.elastic:
             return min(self.timeout_seconds, _ELASTIC_HEARTBEATS * self.heartbeat_seconds)
@@ -208,5 +208,5 @@ class Options:
 
     @property
     def whole_gradient(self) -> bool:
-        """Whether the gradient of all layers is needed before anything is sent."""
+        """True if the gradient of all layers is needed before anything is sent."""
         return self.max_grad_norm is not None or self.nonfinite == "skip"

@@ -99,7 +99,7 @@ class AdamW(Adam):
         return True
 
     def steady(self) -> tuple[Algorithm, ...]:
-        """With half the share: for networks so large that they mix slowly."""
+        """Return the form with half the share, for networks so large that they mix slowly."""
         calmer = self.momentum.steady()
         return tuple(replace(self, mu=form.mu, share=form.share) for form in calmer)
 

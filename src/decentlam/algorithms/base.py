@@ -26,15 +26,15 @@ State = Mapping[str, Tensor]
 
 
 class Reach(Enum):
-    """Who takes part in the averaging of one step."""
+    """The nodes that take part in the averaging of one step."""
 
     NEIGHBORS = "neighbors"  # mixed = W @ message
     EVERYONE = "everyone"  # mixed = the exact mean over all nodes
     NOBODY = "nobody"  # mixed = the node's own message
 
     def messages_sent(self, num_processes: int, peers: float) -> float:
-        """How many messages' worth of bytes a process sends: one per peer, 2 (n - 1) / n in a ring
-        all-reduce of n processes, none to nobody."""
+        """Return how many messages' worth of bytes a process sends: one per peer, 2 (n - 1) / n in
+        a ring all-reduce of n processes, none to nobody."""
         if self is Reach.NEIGHBORS:
             return peers
         return 2 * (num_processes - 1) / num_processes if self is Reach.EVERYONE else 0
@@ -42,7 +42,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """What an algorithm may know of the step it takes."""
+    """The facts that an algorithm may know of the step it takes."""
 
     index: int
     lr: float
@@ -79,7 +79,8 @@ def check_number(name: str, given: Any, above: bool = False, most: float = _MOST
 
 
 def shown(given: Any) -> str:
-    """For errors: what was given, cut where it is long. Python refuses to write huge numbers."""
+    """Return what was given as text for an error, cut where it is long; Python refuses to write
+    huge numbers."""
     try:
         text = repr(given)
     except ValueError:
@@ -93,7 +94,7 @@ def check_lr(lr: float | Tensor) -> float:
 
 
 class Algorithm(ABC):
-    """What a node computes. Subclasses are frozen dataclasses of their hyper-parameters.
+    """The recursion that a node computes. Subclasses are frozen dataclasses of hyper-parameters.
 
     A subclass gives `message` and `update`. What it needs besides the default, it says itself:
     buffers, whom a step reaches, how many payloads a message has, and when that repeats.
@@ -107,12 +108,12 @@ class Algorithm(ABC):
 
     @property
     def layerwise(self) -> bool:
-        """Whether message and update must be called on one layer at a time."""
+        """True if message and update must be called on one layer at a time."""
         return False
 
     @property
     def needs_symmetric(self) -> bool:
-        """Whether the recursion is only sound with symmetric weights."""
+        """True if the recursion is only sound with symmetric weights."""
         return False
 
     @property
@@ -127,27 +128,27 @@ class Algorithm(ABC):
     # Whom a step reaches, and with how much -----------------------------------------------------
 
     def reach(self, index: int) -> Reach:
-        """Who takes part in step `index`."""
+        """Return who takes part in step `index`."""
         return Reach.NEIGHBORS
 
     def payloads(self, index: int) -> int:
-        """How many tensors of the size of x the message of step `index` has."""
+        """Return how many tensors of the size of x the message of step `index` has."""
         return 1
 
     @property
     def period(self) -> int:
-        """After how many steps `reach` and `payloads` repeat."""
+        """The number of steps after which `reach` and `payloads` repeat."""
         return 1
 
     @property
     def warm_up(self) -> int:
-        """How many first steps are unlike the later ones."""
+        """The number of first steps that are unlike the later ones."""
         return 0
 
     # Other forms of the method ------------------------------------------------------------------
 
     def alone(self) -> Algorithm:
-        """What one node runs that has nobody to average with."""
+        """Return what one node runs that has nobody to average with."""
         return self
 
     def steady(self) -> tuple[Algorithm, ...]:
@@ -179,7 +180,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def message(self, x: Tensor, g: Tensor, state: State, step: Step) -> Message:
-        """What is averaged: a tensor like x, or a tuple of `payloads` of them."""
+        """Return what is averaged: a tensor like x, or a tuple of `payloads` of them."""
 
     @abstractmethod
     def update(self, x: Tensor, g: Tensor, mixed: Message, state: State, step: Step) -> None:
@@ -214,18 +215,18 @@ _LOOKED_AT = 4096  # steps at which a declared period is compared with what the 
 
 @cache
 def reaches(algorithm: Algorithm) -> frozenset[Reach]:
-    """Whom the algorithm ever reaches."""
+    """Return everyone whom the algorithm ever reaches."""
     return frozenset(algorithm.reach(k) for k in _cycle(algorithm))
 
 
 def always_everyone(algorithm: Algorithm) -> bool:
-    """Whether every step is an exact average, so that no topology is ever used."""
+    """Return True if every step is an exact average, so that no topology is ever used."""
     return reaches(algorithm) == {Reach.EVERYONE}
 
 
 @cache
 def most_payloads(algorithm: Algorithm, reach: Reach) -> int:
-    """Of a message to these; 0 if it never reaches them."""
+    """Return the most payloads of a message to these; 0 if it never reaches them."""
     found = [algorithm.payloads(k) for k in _cycle(algorithm) if algorithm.reach(k) is reach]
     return max(found, default=0)
 

@@ -51,7 +51,7 @@ class SteadyDecentLaM(Algorithm):
         return True
 
     def steady(self):
-        """With half the share: for networks so large that they mix slowly."""
+        """Return the form with half the share, for networks so large that they mix slowly."""
         return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
 
     def alone(self):

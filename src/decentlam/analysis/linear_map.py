@@ -132,7 +132,7 @@ class LinearMap:
         return y - self._group_mean(y) if self._center and self.members > 1 else y
 
     def matrix(self, gradients: Tensor, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """What steps make of every state of a group, and of these gradients if there is none.
+        """Return what steps make of every state of a group, and of these gradients without one.
 
         The gradients of all groups are (steps, nodes of a group, columns). Returned are
         (groups, variants, rows, rows) and (groups, variants, rows, columns).
@@ -200,7 +200,7 @@ class LinearMap:
         return total / steps / float(gradient.square().sum())
 
     def impulse(self, steps: int) -> np.ndarray:
-        """How far the model of one node moves in each step after a gradient of 1 in the first."""
+        """Return how far one node's model moves in each step after a gradient of 1 in the first."""
         period = self.algorithm.period
         one = torch.ones(1, 1, 1, dtype=torch.float64)
         each = [self.matrix(one, first=index) for index in range(min(period, steps))]
@@ -229,7 +229,7 @@ class LinearMap:
         return (total / steps).numpy()
 
     def feeds_back(self) -> bool:
-        """Whether the buffers, empty before, are so no longer after a step without gradient."""
+        """Return True if buffers that were empty are so no longer after a step without gradient."""
         y = self.directions(0)
         y[1:] = 0.0
         return any(bool((self.step(y, index)[1:] != 0).any()) for index in range(2))

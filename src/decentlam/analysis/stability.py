@@ -38,7 +38,7 @@ _RATES = (0.75, 0.5, 0.3, 0.2, 0.1)  # of lazy weights, tried in this order
 
 @dataclass(frozen=True)
 class Rate:
-    """By what one step multiplies the disagreement in the long run, with a 95 % bound."""
+    """The factor by which a step multiplies disagreement in the long run, with a 95 % bound."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class Rate:
 
 
 class Growth(float):
-    """What `growth` found; as a number it is the factor per step, and above 1 training diverges."""
+    """The result of `growth`: as a number the factor per step; above 1 training diverges."""
 
     low: float  # the factor's 95 % confidence bound; both are the factor where it is exact
     high: float
@@ -223,7 +223,7 @@ def _rates_of_nodes(
     seed: int,
     batch_steps: int,
 ) -> list[Rate]:
-    """Of the disagreement alone if `center`, else of everything that gradients can reach."""
+    """Return the rates of the disagreement alone if `center`, else of all that gradients reach."""
     period = _period(algorithm, topology)
     if period is not None:
         steps = LinearMap.of(algorithm, topology, curvature, center)
@@ -306,8 +306,8 @@ def _cure(
 
 
 def _less_biased(form: Algorithm, algorithm: Algorithm, topology: Topology) -> bool:
-    """By more than the numbers are known: nesterov's DecentLaM on pairs of 4 nodes forgets every
-    disagreement within some steps, and yet makes 20 times as much of it anew."""
+    """Return True if the bias is less, by more than the numbers are known: nesterov's DecentLaM on
+    pairs of 4 nodes forgets every disagreement within some steps, and yet makes 20 times as much of it anew."""
     if form == algorithm:
         return False
     return relative_bias(form, topology) < 0.5 * relative_bias(algorithm, topology)
@@ -358,7 +358,7 @@ def _sampled(logs: np.ndarray) -> Rate:
 
 
 def _whole(algorithm: Algorithm, steps: float) -> int:
-    """So many steps, or as many more as the method takes to repeat, if that can be followed."""
+    """Return that many steps, or as many more as the method takes to repeat, if feasible."""
     period = algorithm.period if algorithm.period <= _LONGEST else 1
     return period * math.ceil(steps / period)
 
@@ -398,7 +398,7 @@ def _per_node(curvature: Curvature, topology: Topology, algorithm: Algorithm) ->
 
 
 def _period(algorithm: Algorithm, topology: Topology) -> int | None:
-    """After how many steps method and weights repeat; None: never, or too far off to follow."""
+    """Return after how many steps method and weights repeat; None if never, or too late."""
     if topology.period is None:
         return None
     both = math.lcm(topology.period, algorithm.period)

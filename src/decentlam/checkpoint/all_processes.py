@@ -35,7 +35,7 @@ def on_all_processes(network: Network, work: Callable[[], T]) -> T:
 
 
 def on_process_0(network: Network, work: Callable[[], T]) -> T | None:
-    """As `on_all_processes`, but only process 0 has something to do."""
+    """Do as `on_all_processes`, but only process 0 has something to do."""
     return on_all_processes(network, work if network.rank == 0 else lambda: None)
 
 

@@ -77,7 +77,7 @@ def begin(path: Path, step: int) -> Path:
 
 
 def _holds_only_a_save(place: Path) -> bool:
-    """Whether a directory with a save's name may be deleted: nobody put anything else into it."""
+    """Return True if a directory with a save's name may be deleted: it holds nothing else."""
     with contextlib.suppress(OSError):
         if not place.is_symlink():
             with os.scandir(place) as entries:
@@ -115,7 +115,7 @@ def write(place: Path, meta: Meta, content: dict[str, Any]) -> None:
 
 
 def _sha256(meta: Meta, opened: BinaryIO) -> str:
-    """Of the meta data and the content together."""
+    """Return the checksum of the meta data and the content together."""
     told = json.dumps({k: v for k, v in meta.items() if k != "sha256"}, sort_keys=True)
     return hashlib.file_digest(opened, lambda: hashlib.sha256(told.encode())).hexdigest()  # type: ignore[arg-type]
 
@@ -171,7 +171,7 @@ def find(path: Path, step: int | None = None) -> Path | None:
 
 
 def locate(path: Path, step: int | None = None) -> Path:
-    """As `find`, but there must be one."""
+    """Return what `find` does, but raise if there is none."""
     place = find(path, step)
     if place is None:
         of = "" if step is None else f" of step {step}"
@@ -197,7 +197,7 @@ def _open(file: Path) -> BinaryIO:
 
 
 def read_meta(place: Path, rank: int) -> Meta:
-    """What the save says of itself; only `read` knows whether it is true."""
+    """Return what the save says of itself; only `read` knows whether it is true."""
     file = _file(place, rank, "json")
     try:
         with _open(file) as opened:
@@ -222,7 +222,7 @@ def read_meta(place: Path, rank: int) -> Meta:
 
 
 def read(place: Path, rank: int) -> tuple[Meta, dict[str, Any]]:
-    """What one process saved, on the CPU. Nothing in the file is run, whoever wrote it."""
+    """Return what one process saved, on the CPU. Nothing in the file is run, whoever wrote it."""
     meta, file = read_meta(place, rank), _file(place, rank, "pt")
     with _open(file) as opened:
         if _sha256(meta, opened) != meta.get("sha256"):
@@ -243,7 +243,7 @@ def read(place: Path, rank: int) -> tuple[Meta, dict[str, Any]]:
 
 
 def _before(place: Path) -> str:
-    """For errors: which save to try instead."""
+    """Return, for errors, which save to try instead."""
     with contextlib.suppress(OSError):
         saves = [save for save in _saves(place.parent) if save.name < place.name]
         return f". The save before it is {saves[-1]}; load it by this path" if saves else ""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Resumed:
-    """What `load_checkpoint` found."""
+    """The result of `load_checkpoint`."""
 
     step: int  # steps the saved run had taken
     num_nodes: int  # of the saved run

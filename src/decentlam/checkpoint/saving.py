@@ -19,7 +19,7 @@ _running: list[Saving] = []  # at most one
 
 
 class Saving:
-    """What `save_checkpoint` returns. In the background it writes while training goes on."""
+    """The result of `save_checkpoint`. In the background it writes while training goes on."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ Content = dict[str, Any]  # of one process: model, groups, others, rng; state of
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """What a user's script holds of a run."""
+    """The objects of a run that a user's script holds."""
 
     model: nn.Module
     optimizer: DecentralizedOptimizer
@@ -144,7 +144,7 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
 
 
 def _kind(t: Tensor) -> str:
-    """What a tensor must have like another to be copied into it."""
+    """Return what a tensor must have like another to be copied into it."""
     more = [] if t.layout is torch.strided and not t.is_meta else [str(t.layout), str(t.device)]
     return " ".join([f"{t.dtype} of shape {tuple(t.shape)}", *more])
 

@@ -93,22 +93,22 @@ class Membership:
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the store of the run is in this process, if it is in a member's."""
+        """True if the store of the run is in this process."""
         return self._heartbeat.host == self.me
 
     @property
     def can_move(self) -> bool:
-        """Whether the run goes on when its store is gone."""
+        """True if the run goes on when its store is gone."""
         return self._spare is not None
 
     @property
     def interrupted(self) -> bool:
-        """Whether the generation must change."""
+        """True if the generation must change."""
         return self._heartbeat.interruption is not None
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether an optimizer changes the generation already."""
+        """True if an optimizer changes the generation already."""
         return self._optimizer is not None and self._optimizer() is not None
 
     def use_optimizer(self, optimizer: object) -> None:
@@ -174,7 +174,7 @@ class Membership:
             self._join()
 
     def _move(self) -> None:
-        """To the store that the others are in, or will come to, if there is another."""
+        """Move to the store that the others are in, or will come to, if there is another."""
         spares = [address for address in self.generation.stores if address]
         used = [a for a in self._addresses if a not in spares]
         found = spare_stores.find(
@@ -361,7 +361,7 @@ class Membership:
         return self._heartbeat.calls.call(request, max(self._heartbeat.limit, 5.0))
 
     def use_timeout(self, seconds: float) -> None:
-        """Of collectives that may move whole models; until then they are few bytes."""
+        """Set the timeout of collectives that move whole models; until then they are few bytes."""
         assert dist.group.WORLD is not None
         heartbeat.set_timeout(dist.group.WORLD, seconds)
 
@@ -411,7 +411,7 @@ class Membership:
         self._call(lambda store: store.set(key, json.dumps(value)))
 
     def read(self, key: str) -> Any:
-        """What was published; waits for it."""
+        """Return what was published, once it is there."""
         deadline = time.monotonic() + self._timeout
         while not self._call(lambda store: store.check([key])):
             if self.interrupted or time.monotonic() > deadline:
@@ -421,7 +421,7 @@ class Membership:
 
 
 def _new_number(store: Any) -> int | None:
-    """For a process that comes into the run of a store; None: no run is under way there."""
+    """Return the number of a process that joins the run of a store; None if there is no run."""
     if not store.check(["latest"]):
         return None
     latest = records.read(store.get(f"generation/{int(store.get('latest'))}"))

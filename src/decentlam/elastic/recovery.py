@@ -106,7 +106,7 @@ class Recovery:
 
     @property
     def place(self) -> Place:
-        """Where this process stands at its next step."""
+        """The place of this process at its next step."""
         generation = self.run.generation
         node = generation.members.index(self.run.me)
         return Place(self.runtime.index, node, generation.history)

@@ -45,7 +45,7 @@ def connect(address: str) -> tuple[Generation | None, dist.Store]:
 def find(
     used: Iterable[str], spares: Sequence[str], run: str | None, seconds: float
 ) -> tuple[int, str, dist.Store] | None:
-    """Of the stores that answer within so many seconds the one that the run is in, or will be in:
+    """Return the store, of those that answer in so many seconds, that the run is in or will be in:
     its latest generation, -1 if there is none, its address, and the store. None: no store of the
     run answers. `run` is its name, where that is known."""
     deadline = time.monotonic() + seconds
@@ -87,7 +87,7 @@ def file_named(named: str) -> Path | None:
 
 
 def read_addresses(named: str) -> tuple[list[str], str | None]:
-    """What the user gave, addresses with commas between them, or a file that has them; and the name
+    """Return the addresses that the user gave, with commas between them or in a file, and the name
     of the run, if the file has it."""
     path = file_named(named)
     if path is None:

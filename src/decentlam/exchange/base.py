@@ -56,7 +56,7 @@ class Pending:
 
     @property
     def where(self) -> str:
-        """For errors: which node, step and bucket."""
+        """The node, step and bucket, as text for errors."""
         return self.network.where(self.step, self.bucket)
 
     def posting(self, peer: str) -> contextlib.AbstractContextManager[None]:

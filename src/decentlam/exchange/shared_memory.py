@@ -98,7 +98,7 @@ class SharedMemory(Exchange):
 
 @dataclass(frozen=True)
 class _CounterReached:
-    """What another process will say; it can be waited for like torch's work objects."""
+    """A counter of another process; it can be waited for like torch's work objects."""
 
     counters: memoryview
     counter: int
@@ -191,7 +191,7 @@ def _map(pid: int, descriptor: int, nonce: int, size: int) -> mmap.mmap:
 
 
 def _head_bytes(likes: Sequence[Tensor]) -> int:
-    """Of the counters: a nonce, the step used, and one for each bucket."""
+    """Return the bytes of the counters: a nonce, the step used, and one for each bucket."""
     return math.ceil(_COUNTER * (2 + len(likes)) / _LINE) * _LINE
 
 

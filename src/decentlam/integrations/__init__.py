@@ -11,7 +11,7 @@ NodeOptimizer = DecentralizedOptimizer | LocalSteps
 
 
 def missing(extra: str, error: ImportError) -> ImportError:
-    """What to raise where a framework cannot be imported."""
+    """Return the error for a framework that cannot be imported."""
     return ImportError(
         f"decentlam.integrations.{extra} needs {error.name or extra}, which is not installed; "
         f"install it with `pip install decentlam[{extra}]`, or in a checkout with "

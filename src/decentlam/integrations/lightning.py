@@ -46,7 +46,7 @@ _COMMON = {
 
 
 class DecentralizedStrategy(DDPStrategy):
-    """For `Trainer(strategy=DecentralizedStrategy())`, with an optimizer of decentlam.
+    """A strategy for Lightning's `Trainer` whose optimizer averages: decentlam's.
 
     Validation, test and prediction run on the average of all nodes. A checkpoint is Lightning's
     file with the averaged model, and beside it a directory `<file>.nodes` with each node's own
@@ -198,7 +198,7 @@ class DecentralizedStrategy(DDPStrategy):
 
 
 class DecentralizedFabricStrategy(FabricDDP):
-    """For `Fabric(strategy=DecentralizedFabricStrategy())`, with an optimizer of decentlam.
+    """A strategy for Lightning's `Fabric` whose optimizer averages: decentlam's.
 
     `fabric.save` and `fabric.load` write and read a directory with all nodes.
     """
@@ -252,7 +252,7 @@ class _NoSync(_BackwardSyncControl):
 
 
 class _Rest:
-    """What a Fabric state holds besides model and optimizer: objects with a state, and values."""
+    """The rest of a Fabric state besides model and optimizer: objects with a state, and values."""
 
     def __init__(self, state: dict[str, Any], names: list[str]) -> None:
         self._state, self._names = state, names

@@ -76,7 +76,7 @@ def resume(*, model: nn.Module, optimizer: NodeOptimizer, **others: Any) -> Resu
 
 
 def run_directory(storage: Any) -> Path:
-    """Where Ray keeps the run."""
+    """Return the directory in which Ray keeps the run."""
     if not isinstance(storage.storage_filesystem, LocalFileSystem):
         raise ValueError(
             f"{storage.storage_fs_path} is not on a file system; every worker writes files of its "

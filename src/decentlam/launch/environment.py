@@ -36,7 +36,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class LaunchedProcess:
-    """Where a launcher put this process."""
+    """The place that a launcher gave this process."""
 
     launcher: str
     rank: int
@@ -46,7 +46,7 @@ class LaunchedProcess:
 
 
 def launched_process(environment: Mapping[str, str] | None = None) -> LaunchedProcess | None:
-    """What torchrun, Open MPI, MPICH / Intel MPI or srun say in the environment, or None."""
+    """Return what torchrun, Open MPI, MPICH / Intel MPI or srun put in the environment, or None."""
     env = os.environ if environment is None else environment
     for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
         if rank not in env or size not in env:
@@ -70,7 +70,7 @@ def launched_process(environment: Mapping[str, str] | None = None) -> LaunchedPr
 
 
 def in_batch_script(env: Mapping[str, str]) -> bool:
-    """Whether this is the script given to sbatch itself: SLURM counts tasks there, too.
+    """Return True if this is the script given to sbatch itself: SLURM counts tasks there, too.
 
     Nobody else runs the script, so joining the job's tasks would wait for processes that never
     come. srun, inside the script, sets SLURM_STEP_ID.

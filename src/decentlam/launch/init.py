@@ -79,7 +79,7 @@ def _join(
     join_seconds: float = 300.0,
     elastic: bool = False,
 ) -> None:
-    """As `init`; `device` is the GPU of this process, where that is known already."""
+    """Do as `init`; `device` is the GPU of this process, if that is known already."""
     process = launched_process()
     if process is None:
         raise RuntimeError(

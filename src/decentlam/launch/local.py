@@ -66,7 +66,7 @@ def run_here(
     timeout_seconds: float = 1800.0,
     elastic: Collect | None = None,
 ) -> list[Any]:
-    """As `launch`; an elastic run's results are what `elastic` collects."""
+    """Do as `launch`; an elastic run's results are what `elastic` collects."""
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         raise ValueError(f"nodes must be a whole number of 1 or more, got {nodes!r}")
     work = pickled(fn, args)  # refused before torch is imported, which takes long
@@ -126,7 +126,7 @@ def survivors(
 
 
 def is_lost(failure: Failure, newcomer: bool) -> bool:
-    """Whether the others go on without it: it was killed, or it did not get in."""
+    """Return True if the others go on without it: it was killed, or it did not get in."""
     killed = failure.at == 0.0
     return killed or (newcomer and isinstance(failure.error, ExchangeError | LaunchError))
 

@@ -52,7 +52,7 @@ Collect = Callable[[Running, Callable[[int], Started]], list[Any]]  # can start 
 
 
 def variables(rank: int, size: int, local: bool) -> dict[str, str]:
-    """What torchrun tells a process of its place; `local`: all of them are on this host."""
+    """Return what torchrun tells a process of its place; `local`: all of them are on this host."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -139,7 +139,7 @@ def _everyone(running: Running, deadline_seconds: float) -> list[Any]:
 
 
 def next_reports(running: Running) -> list[tuple[Started, Any]]:
-    """Who has reported or died since, or does so in a moment: its result in a tuple, or a Failure.
+    """Return who has reported or died since, or does so soon: its result in a tuple, or a Failure.
     They run no more."""
     # A dead process's pipe can stay open, in the hands of its data loader's workers.
     dead = [pipe for pipe, child in running.items() if not child.process.is_alive()]

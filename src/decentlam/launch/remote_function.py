@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, order=True)
 class Failure:
-    """What went wrong in a process; the earliest one is the cause of the others."""
+    """A failure in a process; the earliest one is the cause of the others."""
 
     at: float  # on the clock that all processes of a machine share
     rank: int
@@ -68,7 +68,7 @@ def pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def main_is_a_file() -> bool:
-    """Whether multiprocessing imports `__main__` in a new process, and can."""
+    """Return True if multiprocessing imports `__main__` in a new process, and can."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -372,7 +372,7 @@ class LocalSteps(Optimizer, Joinable):
 
     @property
     def runtime(self) -> Runtime:
-        """What exchanges the messages."""
+        """The runtime that exchanges the messages."""
         return self._averaging.runtime
 
     @property
@@ -382,22 +382,22 @@ class LocalSteps(Optimizer, Joinable):
 
     @property
     def topology(self) -> Topology:
-        """Who averages with whom."""
+        """The topology: who averages with whom."""
         return self._averaging.topology
 
     @property
     def network(self) -> Network:
-        """Which process is which node."""
+        """The network: which process is which node."""
         return self._averaging.network
 
     @property
     def members(self) -> tuple[int, ...]:
-        """With elastic=True: the numbers of the processes that take part."""
+        """The numbers of the processes that take part, which change with elastic=True."""
         return self._averaging.members
 
     @property
     def place(self) -> Place:
-        """Where this process stands at its next local step; `decentlam.Deal` gives its samples."""
+        """The place of this process at its next local step; `decentlam.Deal` gives its samples."""
         place = self._averaging.place
         return Place(self.steps, place.node, tuple(self._in_steps(c) for c in place.history))
 
@@ -416,7 +416,7 @@ class LocalSteps(Optimizer, Joinable):
 
     @property
     def statistics(self) -> StepStatistics:
-        """What the last average cost: time waited, bytes sent, share of the exchange hidden."""
+        """The cost of the last average: time waited, bytes sent, share of the exchange hidden."""
         return self._averaging.statistics
 
     @contextlib.contextmanager
@@ -476,7 +476,7 @@ class LocalSteps(Optimizer, Joinable):
 
 @dataclass(frozen=True, eq=False)
 class BetweenAverages:
-    """What is remembered of local steps: the inner optimizer's state, and counts."""
+    """The state between two averages: the inner optimizer's, and counts."""
 
     owner: LocalSteps
 

@@ -62,7 +62,7 @@ _PIDS = 1 << 31  # there are no more
 
 @dataclass(frozen=True)
 class Interruption:
-    """Why the members cannot go on as they are."""
+    """The reason why the members cannot go on as they are."""
 
     text: str
     lost: tuple[int, ...] = ()  # who is gone
@@ -70,7 +70,7 @@ class Interruption:
 
 @dataclass
 class _Seen:
-    """What is known of another process."""
+    """The facts that are known of another process."""
 
     beat: dict[str, Any]
     since: float  # when its heartbeat last changed
@@ -158,7 +158,7 @@ class Heartbeat:
             self._meets = False
 
     def concern(self, ranks: Sequence[int] | None) -> None:
-        """Whom this process trains with; None is everyone. Others may be lost without a word, and
+        """Note whom this process trains with; None is everyone. Others may be lost silently, and
         who was lost is forgotten when the script goes on without it."""
         with self._lock:
             wanted = set(self.members if ranks is None else ranks)
@@ -205,7 +205,7 @@ class Heartbeat:
         self._wake_up()
 
     def wait_for_cause(self, patience: float) -> Interruption | None:
-        """Why an exchange failed; None if nobody is lost. Silence takes a while to be heard."""
+        """Return why an exchange failed; None if nobody is lost. Silence takes a while to notice."""
         if all(member == self.me for member in self.members):
             return self.interruption  # there is nobody who could be lost
         deadline = time.monotonic() + min(patience, 1.5 * self.limit + 1.0)
@@ -353,12 +353,12 @@ class Heartbeat:
         )
 
     def _host_is_stopped(self) -> bool:
-        """Whether the process that may have the store is seen, on this machine, to be frozen."""
+        """Return True if the process that may have the store is frozen, on this machine."""
         host = self._seen.get(self.host)
         return host is not None and host.pidfd is not None and _is_stopped(host.beat["pid"])
 
     def _sleep(self, seconds: float) -> None:
-        """Until the next beat, or until a process of this machine ends."""
+        """Sleep until the next beat, or until a process of this machine ends."""
         waited = select.poll()
         waited.register(self._wake[0], select.POLLIN)
         watched = {seen.pidfd: seen for seen in self._seen.values() if seen.pidfd is not None}
@@ -563,7 +563,7 @@ class _GroupStore(dist.Store):
 
 
 def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
-    """Of a gloo group that was formed with another one."""
+    """Set the timeout of a gloo group that was formed with another one."""
     group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
 
 
@@ -604,7 +604,7 @@ def close_connections(group: dist.ProcessGroup) -> None:
 
 
 def _declare(store: Any, generation: int, interruption: Interruption) -> Interruption:
-    """Of several who find out, the first to write decides."""
+    """Write the cause down; of several who find out, the first to write decides."""
     key = f"trouble/{generation}"
     text = json.dumps({"text": interruption.text, "lost": interruption.lost})
     kept = store.compare_set(key, "", text)
@@ -615,7 +615,7 @@ def _declare(store: Any, generation: int, interruption: Interruption) -> Interru
 
 
 def _read_interruption(text: bytes) -> Interruption | None:
-    """None: it is not one."""
+    """Return the interruption in a text, or None if it is not one."""
     match _read_json(text):
         case {"text": str(why), "lost": [*lost]} if all(type(m) is int for m in lost):
             return Interruption(why, tuple(lost))
@@ -623,7 +623,7 @@ def _read_interruption(text: bytes) -> Interruption | None:
 
 
 def _read_beat(text: bytes) -> dict[str, Any] | None:
-    """None: it is not a heartbeat."""
+    """Return the heartbeat in a text, or None if it is not one."""
     match beat := _read_json(text):
         case {
             "pid": int(pid),
@@ -654,8 +654,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _space(kind: str) -> list[str] | None:
-    """What processes of one machine have alike: "pid", if they can see each other's end; "net", if
-    no link is between them."""
+    """Return what processes of one machine have alike: "pid", if they can see each other's end;
+    "net", if no link is between them."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -720,13 +720,13 @@ def stop() -> None:
 
 
 def use_limit(heartbeat_seconds: float) -> None:
-    """How long a process may be silent before it counts as lost."""
+    """Set how long a process may be silent before it counts as lost."""
     if _current is not None:
         _current.limit = heartbeat_seconds
 
 
 def interrupted() -> bool:
-    """Whether somebody is known to be lost; asked by whoever waits without torch."""
+    """Return True if somebody is known to be lost; asked by whoever waits without torch."""
     return _current is not None and _current.interruption is not None
 
 

@@ -87,23 +87,23 @@ class Network:
 
     @cached_property
     def backend(self) -> str:
-        """What sends messages. A group may have one backend per kind of device."""
+        """The backend that sends messages. A group may have one per kind of device."""
         return "" if self.group is None else _backend(self.group, self.device)
 
     @cached_property
     def is_nccl(self) -> bool:
-        """Whether messages are sent by NCCL."""
+        """True if messages are sent by NCCL."""
         return "nccl" in self.backend
 
     @property
     def control_device(self) -> torch.device:
-        """Where small tensors that are not messages must live."""
+        """The device on which small tensors that are not messages must live."""
         if self.group is not None and not _backend(self.group, CPU):
             return self.device
         return CPU
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process has, in rank order; asked of all of them together.
+        """Return what every process has, in rank order; all of them call it together.
 
         It travels as JSON, so tuples arrive as lists. torch's all_gather_object would unpickle,
         that is, run, whatever another process sends.
@@ -122,7 +122,7 @@ class Network:
         ]
 
     def _gathered(self, mine: bytes, size: int) -> list[bytes]:
-        """Of everyone, filled up to that many bytes."""
+        """Return the bytes of every process, filled up to that many."""
         filled = torch.frombuffer(bytearray(mine.ljust(size, b"\0")), dtype=torch.uint8)
         filled = filled.to(self.control_device)
         everyone = [torch.empty_like(filled) for _ in range(self.num_processes)]
@@ -131,7 +131,7 @@ class Network:
         return [row.cpu().numpy().tobytes() for row in everyone]
 
     def meet(self, what: str, rates: Sequence[float] = ()) -> None:
-        """Before all processes do something together: refuses if one does something else. Sums of
+        """Refuse, before all processes do something together, if one does something else. Sums of
         what does not belong together would be numbers, and wrong. Learning rates that differ,
         because a script has changed them on some processes only, are logged."""
         try:
@@ -181,7 +181,7 @@ class Network:
         return dist.get_global_rank(self.group, self.rank_of(node))
 
     def where(self, step: int, bucket: int) -> str:
-        """For errors."""
+        """Return the node, step and bucket, as text for errors."""
         return f"node {self.node}, step {step}, bucket {bucket}"
 
 
@@ -267,7 +267,7 @@ def _remembered(network: Network) -> Network:
 
 
 def saved(network: Network) -> tuple[str, list[int], int]:
-    """What a copied or pickled optimizer remembers of its network; see `reconnect`."""
+    """Return what a copied or pickled optimizer remembers of its network; see `reconnect`."""
     ranks = []
     if network.group is not None:
         ranks = [dist.get_global_rank(network.group, i) for i in range(network.num_processes)]
@@ -296,12 +296,12 @@ def reconnect(remembered: tuple[str, list[int], int], device: torch.device, exac
 
 
 def can_form_lazily() -> bool:
-    """Whether this torch can form a group of NCCL without splitting the first one."""
+    """Return True if this torch can form a group of NCCL without splitting the first one."""
     return dist.is_nccl_available() and hasattr(dist.ProcessGroupNCCL.Options(), "lazy_init")
 
 
 def _new_group(ranks: list[int], like: Network) -> dist.ProcessGroup:
-    """Of these processes, which alone take part in forming it."""
+    """Form a group of these processes, which alone take part in that."""
     assert like.group is not None
     backend, options, timeout = dist.get_backend_config(like.group), None, None
     if like.is_nccl:  # no other limit holds there

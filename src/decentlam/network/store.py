@@ -66,7 +66,7 @@ def address_of(store: dist.Store) -> str | None:
 
 
 def ask(work: Callable[[], T]) -> Future[T]:
-    """What work() will have returned, in a thread that is left behind if it never does."""
+    """Return what work() returns, in a thread that is left behind if it never does."""
     future: Future[T] = Future()
     threading.Thread(target=_answer, args=(work, future), daemon=True).start()
     return future
@@ -99,7 +99,7 @@ class StoreCalls:
         self._thread.start()
 
     def call(self, request: Callable[[Any], T], seconds: float) -> T:
-        """What request(store) returns, or an error after this many seconds."""
+        """Return what request(store) returns, or raise after this many seconds."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -127,7 +127,7 @@ class StoreCalls:
                 future.set_exception(_left())
 
     def join(self, seconds: float) -> None:
-        """After `close`: a process whose thread is inside of torch when Python ends is aborted."""
+        """Wait for the thread after `close`: inside torch when Python ends, it would abort."""
         self._thread.join(seconds)
 
 

@@ -49,7 +49,7 @@ def average_(
 
 
 class Evaluation:
-    """Whether the parameters are the mean of all nodes just now; keeps the node's own meanwhile."""
+    """A switch between a node's own parameters and the mean of all nodes; it keeps the other."""
 
     def __init__(self) -> None:
         self._flat: Sequence[Tensor] = []

@@ -159,7 +159,7 @@ class Runtime:
 
     @property
     def exchange(self) -> Exchange:
-        """What mixes the messages of this step."""
+        """The exchange that mixes the messages of this step."""
         return _ALONE if self._alone else self.exchanges[self.algorithm.reach(self.index)]
 
     # Backward -----------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Topology:
         return torch.from_numpy(self.sparse(step).dense())
 
     def row(self, rank: int, step: int = 0) -> dict[int, float]:
-        """What node `rank` mixes at `step`: {rank: weight}, its own weight included."""
+        """Return what node `rank` mixes at `step`: {rank: weight}, its own weight included."""
         if not 0 <= rank < self.num_nodes:
             raise ValueError(f"{self!r} has nodes 0 to {self.num_nodes - 1}; there is no {rank}")
         return self.sparse(step).row(rank)
@@ -145,7 +145,7 @@ class Topology:
 
     @cached_property
     def rho(self) -> float:
-        """How much of the disagreement one step keeps; 0 averages exactly, 1 never agrees.
+        """The share of the disagreement that one step keeps; 0 averages exactly, 1 never agrees.
 
         Static W: max(|lambda_2|, |lambda_n|). Periodic W: spectral radius of one period's product
         off the average, per step. Random W: sqrt of the second eigenvalue of E[W'W].

@@ -135,7 +135,7 @@ def _check_mixing(w: SparseWeights, name: str) -> None:
 
 
 def _distances(w: SparseWeights) -> np.ndarray:
-    """In how many steps node 0 hears of each node, (n,); -1: never, whatever the directions."""
+    """Return in how many steps node 0 hears of each node, (n,); -1: never, in any direction."""
     distance, steps, rows = np.full(w.num_nodes, -1), 0, w.rows
     distance[0] = 0
     while True:

@@ -15,7 +15,7 @@ _DRAWS = 32  # of the static graph's hops; the best is kept
 
 
 def equitopo_one_peer(n: int, seed: int = 0) -> Topology:
-    """At every step one random hop u is drawn, and node i averages with i + u or i - u (mod n).
+    """Return a network whose node i averages with i + u or i - u (mod n), u drawn at every step.
 
     OU-EquiDyn of Song, Li, Jin, Shi, Yan, Yin, Yuan: Communication-Efficient Topologies for
     Decentralized Learning with O(1) Consensus Rate, 2022. Hop u splits the nodes into gcd(u, n)

@@ -90,7 +90,7 @@ def random_rho(
 
 
 def _repeats_every(w: SparseWeights, block: int) -> bool:
-    """Whether W[i + block, j + block] = W[i, j] (indices modulo n)."""
+    """Return True if W[i + block, j + block] = W[i, j] (indices modulo n)."""
     n = w.num_nodes
     shifted = SparseWeights.from_entries(n, (w.rows + block) % n, (w.columns + block) % n, w.values)
     return w.same_as(shifted)

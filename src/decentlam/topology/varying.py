@@ -14,7 +14,7 @@ from decentlam.topology.weights import SparseWeights, pairs, shifts
 
 
 def bipartite_random_match(n: int, seed: int = 0) -> Topology:
-    """At every step the nodes are split at random into pairs, and each pair averages.
+    """Return a network of random pairs: new ones are drawn at every step, and each averages.
 
     The pairs depend on (seed, step) alone, so that all nodes draw the same ones without talking.
     For odd n one node rests.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Source(Protocol):
-    """What batches are made of."""
+    """A source of samples from which batches are made."""
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Any: ...
 

@@ -43,7 +43,7 @@ class Box:
 
 @dataclass(frozen=True)
 class BadBoxes:
-    """What to do with boxes that cannot be: refuse them, or leave them out and keep count."""
+    """A rule for boxes that cannot be: refuse them, or leave them out and keep count."""
 
     skip: bool = False
     skipped: list[str] = field(default_factory=list)

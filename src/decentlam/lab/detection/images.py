@@ -78,7 +78,7 @@ class DetectionData:
 
     @property
     def labels(self) -> Tensor:
-        """What shards are sorted by: the main label of each training image."""
+        """Return what shards are sorted by: the main label of each training image."""
         return torch.tensor([image.main_label for image in self.train])
 
     @property

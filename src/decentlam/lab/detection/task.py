@@ -46,7 +46,7 @@ class Detection:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the data."""
+        """Return what a user should know of the data."""
         notes = []
         if skipped := self.data.skipped:
             what = "1 bad box" if len(skipped) == 1 else f"{len(skipped)} bad boxes, the first"

@@ -30,7 +30,7 @@ _ONE_PEER = "one-peer-symmetric-exponential"
 
 
 class Steps(Protocol):
-    """What an iteration calls of an optimizer."""
+    """The methods of an optimizer that an iteration calls."""
 
     def zero_grad(self) -> None: ...
 
@@ -67,7 +67,7 @@ class Training:
 
     @property
     def wait_seconds(self) -> float:
-        """What our optimizers waited for messages; the others do not tell."""
+        """The seconds that our optimizers waited for messages; the others do not tell."""
         if isinstance(self.optimizer, DecentralizedOptimizer | decentlam.LocalSteps):
             return self.optimizer.statistics.total_wait_seconds
         return 0.0

@@ -43,7 +43,7 @@ _OUR_BUCKETS = 16  # of equal size, about what the optimizers make by default
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a method sends in a step, and what that hides behind."""
+    """The messages of a method in a step, and what they hide behind."""
 
     peers: int | None  # messages to so many peers; None: an all-reduce
     hides_behind: str = "backward"  # "nothing", "backward", or "step": forward and backward

@@ -38,7 +38,7 @@ class MeasurementError(RuntimeError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is trained, how often it is timed, and which contenders take part."""
+    """A benchmark: what is trained, how often it is timed, and which contenders take part."""
 
     model: str = "transformer-9.5M"
     parameters: int | None = None  # of a sleeping model, instead of the named one's

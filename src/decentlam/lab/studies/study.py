@@ -24,7 +24,7 @@ from decentlam.lab.versions import versions
 
 @dataclass(frozen=True)
 class Study:
-    """What `decentlam reproduce` needs to know of a study; the functions after `run` are pure."""
+    """A study as `decentlam reproduce` knows it; the functions after `run` are pure."""
 
     name: str
     summary: str
@@ -38,7 +38,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Result:
-    """What a study found, and the files it was written to."""
+    """The findings of a study, and the files they were written to."""
 
     recipe: Any
     table: list[Record]

@@ -40,7 +40,7 @@ WARMUP = 0.05  # of the steps; then the rate falls to 0 as a cosine
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained, on how many nodes, and for how long."""
+    """A training problem: model, data, number of nodes and steps."""
 
     data: str  # unlike, iid, digits
     nodes: int

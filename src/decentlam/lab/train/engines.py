@@ -65,7 +65,7 @@ class SimulatedEngine:
 
     @property
     def cost(self) -> dict[str, float]:
-        """What the last step cost a node of this process."""
+        """Return what the last step cost a node of this process."""
         sent = models_sent(self._algorithm, self._network, self.step - 1)
         bytes_sent = sent * self.parameters * self._nodes.x.element_size()
         return {"wait_seconds": 0.0, "bytes_sent": bytes_sent}
@@ -124,7 +124,7 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class PastMembers:
-    """Who the members of an elastic run were until the checkpoint it began with, and its step."""
+    """The members of an elastic run until the checkpoint it began with, and its step."""
 
     history: tuple[Change, ...] = ()
     step: int = 0
@@ -280,7 +280,7 @@ class ProcessEngine:
         return [float(value) for value in tensor]
 
     def state_dict(self) -> dict[str, Any]:
-        """How samples were given out."""
+        """Return how samples were given out."""
         return {"history": [asdict(change) for change in self._place.history]}
 
     def save(self, path: Path, meter: Meter) -> Saving:

@@ -23,7 +23,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, interruptions left out."""
+        """Return how long the run has taken, interruptions left out."""
         return self._before + time.perf_counter() - self._begun
 
     def add(self, losses: Tensor, **values: float) -> None:

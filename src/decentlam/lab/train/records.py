@@ -38,7 +38,7 @@ RUN, RECORDS, CHECKPOINT, TENSORBOARD = "run.json", "records.jsonl", "checkpoint
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `train` was asked for."""
+    """The options that `train` was called with."""
 
     recipe: Recipe
     directory: Path

@@ -48,7 +48,7 @@ _runs = itertools.count()  # runs of one process group: each has its own keys
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended; process 0 has its last evaluation."""
+    """The end of a run; process 0 has its last evaluation."""
 
     status: str  # finished, interrupted or diverged
     directory: str

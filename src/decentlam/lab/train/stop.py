@@ -17,7 +17,7 @@ _SAME_SECONDS = 1.0  # launchers pass one Ctrl-C on several times
 
 
 class Stop:
-    """Whether this process was asked to stop; SIGINT and SIGTERM count while it listens."""
+    """A request to stop this process; SIGINT and SIGTERM count while it listens."""
 
     def __init__(self, launched: bool = False, notify: Callable[[], object] | None = None) -> None:
         self.requested = False

@@ -22,7 +22,7 @@ Scores = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where a run computes, and how: float32, float64, or float32 with the forward pass in
+    """The device and precision of a run: float32, float64, or float32 with the forward pass in
     bfloat16 where that is safe."""
 
     precision: str
@@ -69,7 +69,7 @@ class SimulatedNodes(Protocol):
 
 
 class Task(Protocol):
-    """What is learned: from data to batches, from a batch to a loss, from a model to its scores."""
+    """A task: from data to batches, from a batch to a loss, from a model to its scores."""
 
     @property
     def main(self) -> str:
@@ -85,7 +85,7 @@ class Task(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the data before training starts."""
+        """Return what a user should know of the data before training starts."""
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch: ...
 
