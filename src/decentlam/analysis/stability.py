@@ -307,7 +307,8 @@ def _cure(
 
 def _less_biased(form: Algorithm, algorithm: Algorithm, topology: Topology) -> bool:
     """Return True if the bias is less, by more than the numbers are known: nesterov's DecentLaM on
-    pairs of 4 nodes forgets every disagreement within some steps, and yet makes 20 times as much of it anew."""
+    pairs of 4 nodes forgets every disagreement within some steps, and yet makes 20 times as much of
+    it anew."""
     if form == algorithm:
         return False
     return relative_bias(form, topology) < 0.5 * relative_bias(algorithm, topology)

@@ -205,7 +205,7 @@ class Heartbeat:
         self._wake_up()
 
     def wait_for_cause(self, patience: float) -> Interruption | None:
-        """Return why an exchange failed; None if nobody is lost. Silence takes a while to notice."""
+        """Return why an exchange failed, or None if nobody is lost; silence takes a while."""
         if all(member == self.me for member in self.members):
             return self.interruption  # there is nobody who could be lost
         deadline = time.monotonic() + min(patience, 1.5 * self.limit + 1.0)
