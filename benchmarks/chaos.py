@@ -431,12 +431,15 @@ def check(result: dict[str, Any], steps: int, heartbeat: float) -> list[str]:
 
 def pause(events: list[dict[str, Any]]) -> float:
     """The longest time between two steps of a process that nothing has befallen meanwhile."""
-    longest, last = 0.0, dict[int, float]()
+    longest, last, struck = 0.0, dict[int, float](), set[int]()
     for e in events:
         if e["event"] == "fault":
-            last.pop(e["id"], None)
-        elif e["event"] in ("began", "stepped"):
+            struck.add(e["id"])
+        elif e["event"] == "stepped" and e["id"] not in struck:
             longest = max(longest, e["at"] - last.get(e["id"], e["at"]))
+        if e["event"] == "changed":  # it is back
+            struck.discard(e["id"])
+        if e["event"] in ("began", "stepped", "changed"):
             last[e["id"]] = e["at"]
     return longest
 

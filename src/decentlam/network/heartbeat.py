@@ -52,6 +52,7 @@ _READ_SECONDS = 10.0  # that the process of the store stays for others to read t
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
 _FORMED = timedelta(seconds=60.0)  # the same for what forms a group, if torch says nothing else
 _REQUEST_SECONDS = 5.0  # of one request, at least
+_CONNECT_SECONDS = 2.0  # in which those who are there have connected to each other
 _LOOK_SECONDS = 0.02  # between two looks whether others have written something
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
@@ -517,6 +518,7 @@ class _GroupStore(dist.Store):
         super().__init__()
         self._watch = watch
         self._read: dict[str, bytes] = {}  # by a wait: torch asks for the value next
+        self._lost_at = math.inf
 
     def _call(self, request: Callable[[Any], T]) -> T:
         try:
@@ -525,8 +527,13 @@ class _GroupStore(dist.Store):
             raise RuntimeError(str(error)) from error
 
     def _check_nobody_is_lost(self) -> None:
-        if self._watch.interruption is not None:
-            raise RuntimeError(self._watch.interruption.text)
+        """Not at once: whoever connects to this process meanwhile would wait for long in gloo, and
+        should come to its own wait for who is lost."""
+        watch, now = self._watch, time.monotonic()
+        lost = [m for m in watch.members if m in watch.lost]
+        self._lost_at = min(self._lost_at, now) if lost else math.inf
+        if now - self._lost_at > min(_CONNECT_SECONDS, watch.limit / 2):
+            raise RuntimeError(f"{', '.join(map(watch.name, lost))} died or stopped")
 
     def wait(self, keys: list[str], timeout: timedelta = _FORMED) -> None:
         def read(store: Any) -> list[bytes] | None:

@@ -36,12 +36,17 @@ class Checks:
     """The checks of one runtime; most of them look in the first steps only."""
 
     def __init__(
-        self, network: Network, buckets: Sequence[Bucket], frozen: Sequence[Tensor]
+        self,
+        network: Network,
+        buckets: Sequence[Bucket],
+        frozen: Sequence[Tensor],
+        first: bool,
     ) -> None:
         self._network, self._buckets, self._frozen = network, buckets, frozen
         self._params = [p for bucket in buckets for p in bucket.params]
         self._largest = max(buckets, key=lambda bucket: len(bucket.shard_x), default=None)
-        self._looks_for_ddp = network.num_processes > 1
+        # A look at all objects takes long, and members of an elastic run change often.
+        self._looks_for_ddp = first and network.num_processes > 1
         self._compared = self._equal = self._tried = 0
         self._flags: tuple[int, Tensor, torch.cuda.Event | None] | None = None
         self._steps = 0  # taken since the runtime was built

@@ -102,7 +102,7 @@ class Runtime:
         self._before_message = before_message  # runs before a step's first message
         self._evaluation = Evaluation()
         frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
-        self._checks = Checks(network, buckets, frozen)
+        self._checks = Checks(network, buckets, frozen, first=statistics.step < 0)
         self._synchronizing = True  # not inside no_sync()
         self._open = False  # between the first message of a step and its end
         self._begun = False  # the exchange of this step: its receives are posted
