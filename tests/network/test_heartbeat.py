@@ -51,7 +51,7 @@ def watch(patient_with_the_store: None) -> Iterator[Watch]:
 def say(watch: Watch, member: int, **facts: Any) -> None:
     """Another process's heartbeat; by default one of another machine."""
     beat = {"pid": 1, "host": "far", "machine": None, "net": None, "count": 1, "left": False}
-    beat["at"] = [0, 0]
+    beat |= {"at": [0, 0], "doing": ""}
     text = json.dumps({**beat, **facts})
     watch.calls.call(lambda store: store.set(f"beat/{member}", text), HANG_SECONDS)
 
@@ -151,7 +151,7 @@ def test_a_process_that_ends_without_a_word_is_lost_at_once(watch: Watch) -> Non
 BAD = [b"not json", b"\xff", b"", b"7", b"[" * 100_000, b"{}", b'{"text": 1, "lost": 2}']
 BAD_BEATS = [
     {"pid": "1"}, {"pid": 1 << 40}, {"pid": -1}, {"host": None}, {"machine": 3}, {"count": "x"},
-    {"left": "no"}, {"at": 3},
+    {"left": "no"}, {"at": 3}, {"doing": None},
 ]  # fmt: skip
 
 

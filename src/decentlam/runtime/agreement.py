@@ -100,10 +100,11 @@ def check_agreement(network: Network, run: Mapping[str, object]) -> None:
 def check_order(network: Network, groups: Sequence[Mapping[str, Any]]) -> None:
     """Refuse parameters that are in another order on one process, where their first values tell:
     those of equal shape would be averaged with others. Models that were seeded alike have the same
-    values; of others nothing is seen here, but names tell, where there are any."""
-    if network.group is None:
-        return
+    values; of others, and of those on a GPU, nothing is seen here, but names tell, where there are
+    any."""
     trained = [p for group in groups for p in group["params"] if p.requires_grad]
+    if network.group is None or any(p.device.type != "cpu" for p in trained):
+        return
     norms = [torch.linalg.vector_norm(p, dtype=torch.float64).item() for p in trained]
     everyone = network.gather((_digest(repr(norms)), _digest(repr(sorted(norms)))))
     order, values = everyone[0]
