@@ -181,7 +181,7 @@ def _buffers(algorithm: Algorithm, network: Topology) -> str:
 
 
 def _bias(algorithm: Algorithm, network: Topology) -> str:
-    bias = relative_bias(algorithm, network)
+    bias = relative_bias(algorithm.linear()[0], network)  # of AdamW: of its preconditioned gradient
     return "none" if bias < 1e-9 else f"{bias:.3g} x DSGD's"
 
 
