@@ -106,7 +106,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._announce()
 
     def _announce(self) -> None:
-        log.info("%s", self.runtime.description(self._method, "step"))
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", self.runtime.description(self._method, "step"))
 
     def _build(self, network: Network, options: Options, together: bool) -> Runtime:
         """Build a runtime on this network; parameters and state stay as they are."""
@@ -156,7 +157,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             options.timeout_seconds,
             rebuild,
             describe_run(self._method, options, groups, buffers, names),
-            (self._state_for_newcomers, self._take_state),
+            weakref.WeakMethod(self._state_for_newcomers),
+            weakref.WeakMethod(self._take_state),
         )
         self._recovery.start()
 

@@ -503,7 +503,8 @@ class _Averaging(DecentralizedOptimizer):
         super().__init__(groups, algorithm, lr=1.0, **options)
 
     def _announce(self) -> None:
-        log.info("LocalSteps: %s", self.runtime.description(self._method, "average"))
+        if log.isEnabledFor(logging.INFO):
+            log.info("LocalSteps: %s", self.runtime.description(self._method, "average"))
 
     def _state_for_newcomers(self) -> dict[str, Any]:
         return BetweenAverages(self._owner).state_dict()

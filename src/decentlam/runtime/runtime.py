@@ -143,7 +143,8 @@ class Runtime:
         where = f"node {network.node} of {network.num_nodes} on {socket.gethostname()}"
         if network.num_nodes == 1:
             return f"{name} on one node, without communication; {where}"
-        count = self.topology.max_peers
+        listeners, cycle = self.topology.listeners, range(self.topology.period or 8)
+        count = max(len(listeners(network.node, k)) for k in cycle)
         whom = {
             Reach.NEIGHBORS: "one peer" if count == 1 else f"{count} peers",
             Reach.EVERYONE: "an all-reduce",
