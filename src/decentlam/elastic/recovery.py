@@ -56,7 +56,8 @@ class Recovery:
         timeout_seconds: float,
         rebuild: Rebuild,
         description: Mapping[str, object],
-        more_state: tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]],
+        more_state: weakref.WeakMethod[Callable[[], dict[str, Any]]],
+        take_state: weakref.WeakMethod[Callable[[dict[str, Any]], None]],
     ) -> None:
         self.run = _joined_run()
         if self.run.has_optimizer:
@@ -68,7 +69,7 @@ class Recovery:
         self.run.use_optimizer(optimizer)
         self._groups, self._buffers, self._topology = groups, buffers, topology
         self._timeout_seconds, self._rebuild = timeout_seconds, rebuild
-        self._description, (self._more_state, self._take_state) = description, more_state
+        self._description, self._more_state, self._take_state = description, more_state, take_state
         self._runtime: Runtime | None = None
 
     def start(self) -> None:
@@ -186,7 +187,9 @@ class Recovery:
         tensors += [p.data for g in self._groups for p in g["params"] if not p.requires_grad]
         tensors += self._buffers
         rank = {member: k for k, member in enumerate(generation.members)}
-        more = self._more_state() if gives else {}
+        more_state, take_state = self._more_state(), self._take_state()
+        assert more_state is not None and take_state is not None  # the optimizer calls this
+        more = more_state() if gives else {}
         with runtime.network.errors():
             if gives:
                 run.publish(key, [_plain(group) for group in self._groups])
@@ -203,7 +206,7 @@ class Recovery:
             for tensor, value in zip(tensors, received, strict=True):  # all of it, or nothing
                 tensor.copy_(value)
             if more:
-                self._take_state(more)
+                take_state(more)
             run.has_state = True
 
 
