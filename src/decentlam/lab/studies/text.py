@@ -321,24 +321,30 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     problems = [p for p in dict.fromkeys(r["problem"] for r in records) if "digits" not in p]
     if not problems:
         return {}
-    figure, axes = plot_style.axes(len(problems), (10.4, 4.4 * -(-len(problems) // 2)))
+    wide = 4.4 * len(problems)
+    figure, axes = plot_style.axes(len(problems), (wide, 4.4), columns=len(problems))
     titles: dict[str, Any] = {}
-    for ax, problem in zip(axes, problems, strict=False):
+    for ax, problem in zip(axes, problems, strict=True):
         for name, run in _first_runs(records, problem).items():
             mega = 4e-6 * run["parameters"]
             titles |= _draw(ax, name, [(mega * s, loss) for _, s, loss in run["curve"] if s])
         ax.set(title=problem, xlabel="MB sent by a node", xscale="log")
+        plot_style.plain_ticks(ax, _TICKS)
     time, time_axes = plot_style.axes(len(BANDWIDTHS), (10.4, 4.4))
     for ax, (link, bandwidth) in zip(time_axes, BANDWIDTHS.items(), strict=True):
         for name, run in _first_runs(records, problems[0]).items():
             step = METHODS[name].step_seconds(run["nodes"], TIMED, bandwidth, FORWARD, 2 * FORWARD)
             _draw(ax, name, [(step * k, loss) for k, _, loss in run["curve"]])
         ax.set(title=f"{problems[0]}, {link}", xlabel="predicted seconds", xscale="log")
+        plot_style.plain_ticks(ax, _TICKS)
     for one, panels in ((figure, axes), (time, time_axes)):
         panels[0].set_ylabel("validation loss, nats per byte")
         handles = list(titles.values())
         one.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     return {"text": figure, "time": time}
+
+
+_TICKS = [digit * 10**power for power in range(-2, 6) for digit in (1, 3)]
 
 
 def _first_runs(records: Sequence[Record], problem: str) -> dict[str, Record]:
