@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,25 @@ def die_while_built(directory: str, moment: str) -> None:
     print(f"process {run.me} trained with {optimizer.members}", flush=True)
 
 
+def join_while_built(directory: str) -> None:
+    """Process 1 dies before anything is built. The others wait until another one wants to join, so
+    that it is a member of the first group in which they build their optimizers."""
+    decentlam.init(elastic=True)
+    run = membership.current()
+    assert run is not None
+    if run.me == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not run.joins and not run._call(lambda store: store.add("candidates", 0)):
+        time.sleep(0.05)
+    model = torch.nn.Linear(3, 1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True)
+    while optimizer.place.step < 5:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    print(f"process {run.me} trained with {optimizer.members}", flush=True)
+
+
 def measure_while_one_dies(directory: str, victim: int) -> None:
     """All members measure their distance at every fifth step of the run; one dies. Whoever was
     behind then must not wait alone in a measurement that the others have done."""
@@ -204,20 +223,19 @@ def port_of_nobody() -> str:
             return str(port)
 
 
-def start_three(course: Callable[..., None], directory: Path, *more: object) -> list[BaseProcess]:
-    """Processes of an elastic run whose store is in process 0."""
+def start_three(
+    course: Callable[..., None], directory: Path, *more: object, ranks: Sequence[int] = (0, 1, 2)
+) -> list[BaseProcess]:
+    """Processes of an elastic run whose store is in process 0; those after the first three are
+    started when the first of their rank has ended."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of_nobody()}
-    return [
-        fork(
-            course,
-            directory / f"{rank}",
-            str(directory),
-            *more,
-            **variables(rank, 3, local=True),
-            **meeting,
-        )
-        for rank in range(3)
-    ]
+    processes = list[BaseProcess]()
+    for number, rank in enumerate(ranks):
+        if number != rank:
+            processes[rank].join(HANG_SECONDS)
+        place = variables(rank, 3, local=True) | meeting
+        processes.append(fork(course, directory / f"{number}", str(directory), *more, **place))
+    return processes
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -258,6 +276,16 @@ def test_the_others_go_on_when_one_dies_while_optimizers_are_built(
     for rank in (0, 2):
         said = (tmp_path / f"{rank}").read_text()
         assert f"process {rank} trained with (0, 2)" in said, said
+
+
+def test_one_that_comes_while_optimizers_are_built_is_taken_in(tmp_path: Path) -> None:
+    """It waited for what the others publish, and they for it in what all do together before."""
+    processes = start_three(join_while_built, tmp_path, ranks=(0, 1, 2, 1))
+    for process in processes:
+        process.join(HANG_SECONDS)
+    for rank in (0, 2, 3):
+        said = (tmp_path / f"{rank}").read_text()
+        assert f"process {rank} trained with (0, 2, 3)" in said, said
 
 
 @pytest.mark.parametrize("victim", [0, 1])

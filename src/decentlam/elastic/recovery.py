@@ -77,8 +77,6 @@ class Recovery:
         run = self.run
         run.use_position(_position_of(weakref.ref(self)))
         run.description = {k: repr(v) for k, v in self._description.items() if _stays(k)}
-        if run.joins:
-            self._check_description(run.read("facts"))
         try:
             self._settle()
         except ExchangeError as error:
@@ -137,6 +135,11 @@ class Recovery:
     def _settle(self) -> None:
         """Build the runtime of a new generation, all of its members together."""
         run, generation = self.run, self.run.generation
+        # Before all do anything together: newcomers look at it first.
+        if run.me == generation.members[0]:
+            run.publish("facts", run.description)
+        if run.joins and not run.has_state:
+            self._check_description(run.read("facts"))
         self._runtime = runtime = self._rebuild(self._fitting)
         if generation.number == 0:
             check_agreement(runtime.network, self._description)
@@ -144,8 +147,6 @@ class Recovery:
         form = {"stable form": f"{runtime.algorithm!r} on {runtime.topology!r}"}
         check_agreement(runtime.network, form)
         run.use_timeout(self._timeout_seconds)
-        if run.me == generation.members[0]:
-            run.publish("facts", run.description)
         if generation.number == 0:
             start_equal(runtime, self._groups)
         self._hand_over(runtime)
