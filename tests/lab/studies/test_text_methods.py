@@ -18,7 +18,7 @@ from decentlam.lab.studies.text_methods import (
     mix,
     noloco,
 )
-from decentlam.topology import TOPOLOGIES, bipartite_random_match, complete
+from decentlam.topology import TOPOLOGIES, bipartite_random_match
 
 N, D, STEPS = 4, 6, 24
 LAYERS = [slice(0, 4), slice(4, 6)]
@@ -160,14 +160,6 @@ def test_noloco_is_decentlam_outside() -> None:
         y = y - v
         expected.append(y)
     close(found, expected)
-
-
-def test_noloco_on_the_complete_graph_is_heavy_ball_on_the_mean() -> None:
-    x = start()
-    found, _ = follow(noloco(x, complete(N), LAYERS, every=4), x)
-    torch.testing.assert_close(found[3], found[3][:1].expand(N, D), rtol=0, atol=1e-14)
-    moved = start()[0] - local_training(range(N))[3].mean(0)
-    close([found[3]], [start()[0] - 0.7 * moved])
 
 
 def test_times_are_those_of_what_is_sent() -> None:

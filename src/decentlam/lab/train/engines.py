@@ -27,7 +27,7 @@ from decentlam.lab.data import Batches, load_batches
 from decentlam.lab.data.loading import StepBatches
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.meter import Meter
-from decentlam.lab.train.tasks import Outcome, Scores, Task
+from decentlam.lab.train.tasks import Scores, Task
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
@@ -35,8 +35,6 @@ from decentlam.topology import Topology
 
 KEEP = 2  # checkpoints of a run
 
-# Scores of the averaged model and of the nodes' own; what the averaged model did on test batches.
-Evaluated = tuple[Scores, list[Outcome]]
 StepStream = Generator[StepBatches, None, None]
 Survives = tuple[type[Exception], ...]
 
@@ -81,7 +79,7 @@ class SimulatedEngine:
         self.step += 1
         return losses
 
-    def evaluate(self, workers: int) -> Evaluated:
+    def evaluate(self, workers: int) -> Scores:
         """Score the averaged model and every node's own on the whole test set."""
         average = self._nodes.averaged()
         self._task.settle(average)
@@ -91,7 +89,7 @@ class SimulatedEngine:
         outcomes = [list(of_model) for of_model in zip(*by_batch, strict=True)]
         averaged, *nodes = map(self._task.numbers, outcomes)
         distance = self._nodes.consensus_distance()
-        return evaluation_scores(self._task, averaged, nodes, distance), outcomes[0]
+        return evaluation_scores(self._task, averaged, nodes, distance)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Return each value in the mean over all processes."""
@@ -243,7 +241,7 @@ class ProcessEngine:
         self._optimizer.step()
         return torch.stack(losses).sum(0, keepdim=True)
 
-    def evaluate(self, workers: int) -> Evaluated:
+    def evaluate(self, workers: int) -> Scores:
         """Everyone scores its own model on the whole test set, and the averaged one on every n-th
         batch: in one pass, because images may have to be decoded for it."""
         task, network = self._task, self._network
@@ -259,7 +257,7 @@ class ProcessEngine:
         averaged = [outcome for _, share in reports for outcome in share]
         nodes = [numbers for numbers, _ in reports]
         distance = self._optimizer.consensus_distance()
-        return evaluation_scores(task, task.numbers(averaged), nodes, distance), averaged
+        return evaluation_scores(task, task.numbers(averaged), nodes, distance)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         sums = self._reduced(values, dist.ReduceOp.SUM)

@@ -29,8 +29,8 @@ SCORES = {
     "classification": ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance"),
     "text": ("averaged_loss", "nodes_loss", "averaged_top1", "consensus_distance"),
     "detection": (
-        *("averaged_ap50", "averaged_ap", "averaged_voc_ap50", "nodes_ap50", "nodes_ap"),
-        *("nodes_voc_ap50", "nodes_ap50_min", "consensus_distance"),
+        *("averaged_ap50", "averaged_ap", "nodes_ap50", "nodes_ap"),
+        *("nodes_ap50_min", "consensus_distance"),
     ),
 }
 RUN, RECORDS, CHECKPOINT, TENSORBOARD = "run.json", "records.jsonl", "checkpoint", "tensorboard"

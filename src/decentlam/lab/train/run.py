@@ -188,7 +188,7 @@ def train_node(
     with RunWriter(options, engine, steps_per_epoch, task.notes) as writer:
         try:
             status = train_steps(
-                recipe, task, batches, engine, writer, meter, options.workers, asked_to_stop
+                recipe, batches, engine, writer, meter, options.workers, asked_to_stop
             )
             done, seconds = engine.step, meter.seconds
         except (DivergenceError, RuntimeError) as error:
