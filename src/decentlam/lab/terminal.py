@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
 
@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from decentlam.lab.values import Record, Tick, explained, plain, show
 
@@ -45,24 +45,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("decentlam: interrupted", err=True)
             raise typer.Exit(130) from None
-
-
-def in_sections(sections: Mapping[str, Sequence[str]], rest: str) -> type[TyperCommand]:
-    """Return a kind of command whose help lists options in sections; all others are in `rest`,
-    which comes after the first."""
-
-    class Sectioned(TyperCommand):
-        def format_options(self, ctx: Any, formatter: Any) -> None:
-            named = {name for names in sections.values() for name in names}
-            others = [p.name for p in self.get_params(ctx) if p.name not in named]
-            first, *last = sections.items()
-            params = {p.name: p for p in self.get_params(ctx)}
-            for title, names in (first, (rest, others), *last):
-                records = [params[name].get_help_record(ctx) for name in names]
-                with formatter.section(title):
-                    formatter.write_dl([record for record in records if record is not None])
-
-    return Sectioned
 
 
 Nodes = Annotated[int, typer.Option("-n", "--nodes", help="Number of nodes.")]

@@ -18,8 +18,8 @@ from decentlam.lab.commands.reproduce import reproduce
 from decentlam.lab.commands.simulate import simulate
 from decentlam.lab.commands.topologies import topologies
 from decentlam.lab.commands.topology import topology
-from decentlam.lab.commands.train import SECTIONS, train
-from decentlam.lab.terminal import Commands, in_sections
+from decentlam.lab.commands.train import train
+from decentlam.lab.terminal import Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -67,7 +67,6 @@ def main(
 
 for command in (
     *(algorithms, topologies, topology, reproduce, recipes),
-    *(predict, report, simulate),
+    *(train, predict, report, simulate),
 ):
     app.command()(command)
-app.command(cls=in_sections(SECTIONS, "More options"))(train)

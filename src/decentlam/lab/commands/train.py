@@ -47,12 +47,6 @@ if TYPE_CHECKING:  # what takes seconds to import is imported where it is used
 log = logging.getLogger(__name__)
 
 DEFAULT_RECIPE = "digits"
-SECTIONS = {
-    "Options that you need first": (
-        *("recipe", "method", "topology", "nodes", "epochs", "batch", "lr", "out"),
-    ),
-    "Detection": ("image_size", "weights", "skip_bad_boxes"),
-}
 EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
 
 
