@@ -4,7 +4,6 @@
     python benchmarks/topologies.py --markdown             # growth and bias as the docs have them
     python benchmarks/topologies.py --train                # and accuracy: 3 seeds, an hour or so
     python benchmarks/topologies.py --train --nodes 8 --networks ring base-4
-    python benchmarks/topologies.py --train --nodes 16 --networks cuboid-4-2-2
 
 Computed, for DecentLaM at momentum 0.9 with stable="auto": models sent per node and step; the time
 of an iteration over that of an all-reduce (ResNet-50, 250 ms of compute, 50 us, at 1, 10 and 25
@@ -25,7 +24,6 @@ import json
 import logging
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +35,7 @@ from decentlam.analysis import stability
 from decentlam.lab.data import Batches, load, split
 from decentlam.lab.models import make_model
 from decentlam.lab.network.prediction import FORWARD_SHARE, Traffic, predict_step
-from decentlam.topology import TOPOLOGIES, Topology, complete, finite
+from decentlam.topology import TOPOLOGIES, Topology, complete
 
 EVERYONE = "all-reduce"
 NETWORKS = (
@@ -47,9 +45,7 @@ NETWORKS = (
     "one-peer-exponential",
     "one-peer-symmetric-exponential",
     "bipartite-random-match",
-    "equitopo-one-peer",
     "base-2",
-    "base-3",
     "base-4",
 )
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 24, 31, 32, 33, 48, 64, 100, 127, 128, 255, 256)
@@ -60,18 +56,10 @@ BATCH, LR, MOMENTUM, STEPS, WARM_UP = 2400, 0.05, 0.9, 140, 14
 Record = dict[str, object]
 
 
-def build(name: str, n: int) -> Topology:
-    """A topology by name; cuboid-4-2-2 averages over groups of 4, then of 2, then of 2."""
-    if not name.startswith("cuboid-"):
-        return TOPOLOGIES[name](n)
-    factors = tuple(map(int, name.split("-")[1:]))
-    return Topology(name, n, len(factors), partial(finite._cuboid_step, n, factors))
-
-
 def computed(name: str, n: int) -> Record:
     if name == EVERYONE:
         return {"sent": 2 * (n - 1) / n, **{f"{speed} Gbit/s": 1.0 for speed in SPEEDS}}
-    network = build(name, n)
+    network = TOPOLOGIES[name](n)
     method = "decentlam" if network.symmetric else "dmsgd"
     period = min(network.period or 64, 64)
     peers = [network.messages(k) for k in range(period)]
@@ -118,7 +106,7 @@ def trained(name: str, n: int, seed: int) -> Record:
     data = load("fashion-mnist")
     batches = Batches(split(data.labels, n, "label-sorted:2", seed), BATCH // n, seed)
     model = make_model("mlp", data.shape, data.classes, seed)
-    network = complete(n) if name == EVERYONE else build(name, n)
+    network = complete(n) if name == EVERYONE else TOPOLOGIES[name](n)
     method = "pmsgd" if name == EVERYONE else "decentlam" if network.symmetric else "dmsgd"
     stable = {"stable": "auto"} if method == "decentlam" else {}
     nodes = decentlam.SimulatedModule(model, method, network, lr=LR, momentum=MOMENTUM, **stable)
@@ -143,7 +131,7 @@ def top1(model: torch.nn.Module, tests: list[tuple[torch.Tensor, torch.Tensor]])
 
 def exists(name: str, n: int) -> bool:
     try:
-        return name == EVERYONE or build(name, n).num_nodes == n
+        return name == EVERYONE or TOPOLOGIES[name](n).num_nodes == n
     except ValueError:
         return False
 

@@ -92,18 +92,6 @@ def test_dsgd_growth_is_rho_and_dmsgd_growth_is_rho_or_momentum(topology: Topolo
     assert growth("dmsgd", topology, 0.9) == pytest.approx(expected, rel=1e-6)
 
 
-def test_many_nodes_are_followed_by_iteration_to_the_same_rate() -> None:
-    # 250 nodes have more rows than the oracle puts into one matrix; cutting the period's matrix
-    # out by hand is the slow way to the same number.
-    topology = one_peer_symmetric_exponential(250)
-    found = growth_rate(algorithms.SteadyDecentLaM(0.9), topology)
-    steps = decentlam.analysis.linear_map.LinearMap.of(algorithms.SteadyDecentLaM(0.9), topology)
-    no_gradients = torch.zeros(topology.period, 250, 0, dtype=torch.float64)
-    radius = np.abs(np.linalg.eigvals(steps.matrix(no_gradients)[0])).max()
-    assert found.value == pytest.approx(radius ** (1 / topology.period), rel=1e-6)
-
-
-@pytest.mark.slow
 def test_a_network_of_1024_nodes_is_answered() -> None:
     assert growth_rate(algorithms.DecentLaM(0.9), one_peer_hypercube(1024)).value > 1
     form, network, _ = choose(algorithms.DecentLaM(0.9), one_peer_hypercube(1024), "auto")

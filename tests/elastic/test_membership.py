@@ -230,7 +230,8 @@ def test_only_a_store_that_no_launcher_of_ours_has_may_be_left(
     notes = Path("run.stores")
     if launched:
         monkeypatch.setenv(LAUNCHED, "1")
-        monkeypatch.setenv("DECENTLAM_STORES", f"127.0.0.1:{other.port}")
+        monkeypatch.setenv("DECENTLAM_STORES", "of another run")
+        Path("of another run").write_text(f"127.0.0.1:{other.port} theirs\n")
     else:
         monkeypatch.delenv(LAUNCHED, raising=False)
         monkeypatch.setenv("DECENTLAM_STORES", notes.name)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 
-import pytest
 import torch.distributed as dist
 
 from decentlam.elastic import spare_stores as spare
@@ -56,31 +54,10 @@ def test_a_store_of_another_run_is_not_found() -> None:
     assert run is not None and address(run) == address(theirs)
 
 
-def test_stores_are_named_in_the_variable_or_in_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert spare.read_addresses("") == ([], None)
-    assert spare.read_addresses("a:1, b:2") == (["a:1", "b:2"], None)
+def test_stores_are_named_in_a_file(tmp_path: Path) -> None:
+    assert spare.read_addresses(None) == ([], None)
     file = tmp_path / "run.stores"
-    assert spare.read_addresses(str(file)) == ([], None)
+    assert spare.read_addresses(file) == ([], None)
     spare.write_addresses(file, ["a:1", "::1:2"], "f00d")
-    assert spare.read_addresses(str(file)) == (["a:1", "::1:2"], "f00d")
+    assert spare.read_addresses(file) == (["a:1", "::1:2"], "f00d")
     assert list(tmp_path.iterdir()) == [file]
-    monkeypatch.chdir(tmp_path)
-    assert spare.read_addresses("run.stores") == (["a:1", "::1:2"], "f00d")
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
-def test_the_store_of_a_local_run_listens_on_loopback_only() -> None:
-    store = open_store("127.0.0.1")
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-    rows = [
-        row.split()[1:4]
-        for table in ("tcp", "tcp6")
-        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    listening = [local for local, _, state in rows if state == "0A"]
-    assert [local for local in listening if local.endswith(f":{store.port:04X}")] == [
-        f"0100007F:{store.port:04X}"
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -100,8 +99,10 @@ def test_one_node_mixes_with_itself(name: str) -> None:
 
 @every_topology
 def test_pickle_and_deepcopy_keep_the_weights(name: str) -> None:
-    for net in networks(name, (2, 6, 8, 9)):
+    for net in (*networks(name, (2, 6, 8, 9)), TOPOLOGIES[name](8).lazy(0.25)):
+        size = len(pickle.dumps(net))
         net.weights(1)  # fills the cache, which copies leave behind
+        assert len(pickle.dumps(net)) == size
         for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net), copy.copy(net)):
             assert repr(twin) == repr(net) and twin.fingerprint() == net.fingerprint()
             for k in range(5):
@@ -113,19 +114,6 @@ def test_replaced_weights_are_not_those_remembered_of_the_original() -> None:
     assert net.neighbors(0) == [1, 3]  # remembered from here on
     assert replace(net, rule=topology.complete(4).rule).neighbors(0) == [1, 2, 3]
     assert net.neighbors(0) == [1, 3]
-
-
-def test_pickles_do_not_grow_with_the_steps_taken() -> None:
-    net = topology.bipartite_random_match(64)
-    size = len(pickle.dumps(net))
-    for k in range(20):
-        net.weights(k)
-    assert len(pickle.dumps(net)) == size
-
-
-def test_lazy_networks_pickle_too() -> None:
-    net = pickle.loads(pickle.dumps(topology.ring(4).lazy(0.25)))
-    np.testing.assert_allclose(net.weights()[0], [3 / 4 + 1 / 12, 1 / 12, 0, 1 / 12])
 
 
 def test_fingerprints_tell_networks_apart() -> None:
@@ -158,12 +146,10 @@ def test_lazy_by_hand() -> None:
     [
         "ring",
         "symmetric-exponential",
-        "one-peer-hyper-cuboid",
-        "base-3",
+        "base-2",
+        "base-4",
         "bipartite-random-match",
         "two-random-matches",
-        "equitopo-one-peer",
-        "equitopo-static",
     ],
 )
 def test_1024_nodes_never_need_a_dense_matrix(name: str, monkeypatch) -> None:
@@ -178,27 +164,12 @@ def test_1024_nodes_never_need_a_dense_matrix(name: str, monkeypatch) -> None:
     assert x.shape == (1024, 4) and torch.isfinite(x).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["one-peer-hyper-cuboid", "base-2", "base-5", "equitopo-one-peer", "equitopo-static"]
-)
-def test_a_thousand_nodes_are_quick_and_never_dense(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(SparseWeights, "dense", None)
-    start = time.process_time()
-    for n in (1000, 1023, 1024):
-        net = TOPOLOGIES[name](n)
-        for k in range(20):
-            net.row(5, k), net.neighbors(7, k), net.messages(k)
-        assert net.symmetric and net.doubly_stochastic and net.max_peers < 40
-        assert net.rho == 0 if name.startswith(("one", "base")) else net.rho < 0.75
-    assert time.process_time() - start < 5
-
-
 REFUSALS: list[Refusal] = [
     ("no nodes", lambda: topology.ring(0), ValueError, ["ring", "at least 1", "got 0"]),
     ("fewer", lambda: topology.star(-3), ValueError, ["star", "at least 1", "got -3"]),
     ("n a float", lambda: topology.mesh(8.0), TypeError, ["mesh", "whole number", "got 8.0"]),
     ("n a bool", lambda: topology.complete(True), TypeError, ["complete", "whole number", "True"]),
-    ("n without end", lambda: topology.base_3(10**400), ValueError, ["at most 1,000,000 nodes"]),
+    ("n without end", lambda: topology.base_4(10**400), ValueError, ["at most 1,000,000 nodes"]),
     ("too many edges", lambda: topology.complete(200_000), ValueError, ["at most 5,000 nodes"]),
     ("n a name", lambda: topology.ring("8"), TypeError, ["ring", "whole number", "'8'"]),
     ("hypercube of 6", lambda: topology.hypercube(6), ValueError,

@@ -30,11 +30,6 @@ def test_from_edges_takes_each_edge_once_in_any_order() -> None:
     np.testing.assert_allclose(net.weights() * 3, [[2, 1, 0], [1, 1, 1], [0, 1, 2]])
 
 
-def test_from_edges_with_uniform_weights() -> None:
-    net = from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)], weights="uniform")
-    assert torch.equal(net.weights(), topology.ring(4).weights())
-
-
 def test_from_edges_of_one_node_has_no_edges() -> None:
     assert from_edges(1, []).weights().tolist() == [[1.0]]
 
@@ -98,11 +93,6 @@ REFUSALS: list[Refusal] = [
     ("edge of floats", lambda: from_edges(3, [(0, 1.5)]), ValueError, ["(0, 1.5)", "pair of node"]),
     ("no edges", lambda: from_edges(3, None), TypeError, ["pairs of node", "[(0, 1)", "None"]),
     ("edge a number", lambda: from_edges(3, [3]), TypeError, ["pairs of node numbers", "[3]"]),
-    ("rule a list", lambda: from_edges(3, path(3), weights=[]), ValueError, ["unknown", "[]"]),
-    ("unknown rule", lambda: from_edges(3, path(3), weights="laplacian"), ValueError,
-     ["'laplacian'", "metropolis-hastings", "uniform"]),
-    ("uniform on a path", lambda: from_edges(3, path(3), weights="uniform"), ValueError,
-     ["from 1 to 2", "same degree", "'metropolis-hastings'"]),
 ]  # fmt: skip
 
 

@@ -7,11 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 
 from decentlam import topology
 from decentlam.analysis.stability import growth
-from decentlam.topology import TOPOLOGIES, Topology, base_graph
+from decentlam.topology import Topology, base_graph
 from tests.helpers.processes import slow_if
 
 
@@ -33,23 +32,19 @@ def check_steps(net: Topology, most_peers: int) -> None:
     assert net.symmetric and net.doubly_stochastic
 
 
-# All to 100, then primes, powers, neighbors of powers, and numbers of many factors.
-MANY_N = [*range(1, 101), 120, 121, 125, 127, 128, 129, 144, 169, 180, 192, 197, 199, 200]
+# All to 70, then primes, powers, neighbors of powers, and numbers of many factors.
+MANY_N = [*range(1, 71), 81, 100, 125, 127, 128, 129, 192, 200]
 
 
-@pytest.mark.parametrize("simple", [False, True], ids=["base", "simple"])
-@pytest.mark.parametrize("k", [1, 2, *(slow_if(True, k) for k in (3, 4))])
-def test_base_graphs_of_any_n_average_exactly_with_k_peers_in_the_papers_time(
-    k: int, simple: bool
-) -> None:
-    for n in range(1, 101) if simple else MANY_N:
-        net = base_graph(n, k, simple)
+@pytest.mark.parametrize("k", [1, 2, slow_if(True, 3), 4])
+def test_base_graphs_of_any_n_average_exactly_with_k_peers_in_the_papers_time(k: int) -> None:
+    for n in MANY_N:
+        net = base_graph(n, k)
         assert net.period is not None
         check_steps(net, k)
         np.testing.assert_allclose(product(net, range(net.period)), 1 / n, rtol=0, atol=1e-14)
         assert net.exact_after == net.period and net.rho == 0
         assert net.period <= 2 * math.log(n, k + 1) + 2 + 1e-9  # of Takezawa et al.
-        assert net.period <= max(1, base_graph(n, k, simple=True).period or 0)
 
 
 def test_base_2_of_5_by_hand() -> None:
@@ -77,7 +72,7 @@ def test_base_2_of_5_by_hand() -> None:
 
 def test_base_4_of_14_by_hand() -> None:
     """14 = 3 x 4 + 2: nodes 12 and 13 meet one node of each part 0-3, 4-7, 8-11 at step 2."""
-    net = base_graph(14, 3, simple=True)
+    net = base_graph(14, 3)
     assert net.period == 2 + 1 + 1 and net.description == "14 = 12 + 2, at most 3 peers"
     assert net.neighbors(0, 0) == [1, 2, 3] and net.neighbors(0, 1) == [4, 8]
     assert net.row(13, 2) == {
@@ -86,16 +81,6 @@ def test_base_4_of_14_by_hand() -> None:
     }  # fmt: skip
     assert net.neighbors(2, 2) == [3, 6, 7]  # those without a partner
     assert net.neighbors(0, 3) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("n", "k", "simple", "base"),
-    # 6 = 2 x 3 and 3 takes 3 steps; 12 = 2 x 2 x 3; 24 = 8 x 3; 7 is prime
-    [(6, 1, 5, 4), (12, 2, 5, 3), (21, 2, 6, 5), (7, 1, 5, 5), (24, 1, 9, 6)],
-)
-def test_common_factors_shorten_base_graphs(n: int, k: int, simple: int, base: int) -> None:
-    assert base_graph(n, k, simple=True).period == simple
-    assert base_graph(n, k).period == base
 
 
 def test_exactness_of_base_graphs_is_one_of_whole_periods() -> None:
@@ -110,46 +95,9 @@ def test_base_graph_refuses_other_numbers_of_peers(k) -> None:
         base_graph(5, k)
 
 
-def test_hyper_cuboids_average_exactly_in_any_as_many_steps_as_n_has_prime_factors() -> None:
-    for n in MANY_N:
-        net = topology.one_peer_hyper_cuboid(n)
-        primes = [p for p in range(2, n + 1) if all(p % q for q in range(2, p))]
-        count = sum(n % p**e == 0 for p in primes for e in range(1, 8) if p**e <= n)
-        assert net.period == net.exact_after == max(1, count)
-        largest = max((p for p in primes if n % p == 0), default=1)
-        check_steps(net, largest - 1)
-        assert net.max_peers == largest - 1
-        for start in (0, 1) if n < 50 else (0,):
-            done = product(net, range(start, start + net.period))
-            np.testing.assert_allclose(done, 1 / n, rtol=0, atol=1e-14)
-
-
-def test_hyper_cuboids_of_powers_of_two_are_one_peer_hypercubes() -> None:
-    for n in (1, 2, 4, 8, 64):
-        cuboid, cube = topology.one_peer_hyper_cuboid(n), topology.one_peer_hypercube(n)
-        assert cuboid.period == cube.period
-        assert all(torch.equal(cuboid.weights(k), cube.weights(k)) for k in range(8))
-
-
-def test_hyper_cuboid_of_6_by_hand() -> None:
-    # 6 = 2 x 3: pairs 01 23 45, then threes 024 135
-    net = topology.one_peer_hyper_cuboid(6)
-    assert [net.neighbors(i, 0) for i in range(6)] == [[1], [0], [3], [2], [5], [4]]
-    assert [net.neighbors(i, 1) for i in range(6)] == [
-        [2, 4],
-        [3, 5],
-        [0, 4],
-        [1, 5],
-        [0, 2],
-        [1, 3],
-    ]
-    np.testing.assert_allclose(net.weights(1)[0] * 3, [1, 0, 1, 0, 1, 0], rtol=0, atol=1e-15)
-
-
 def test_decentlam_is_stable_on_two_commuting_averages() -> None:
     """Off the average they keep 1, 0 | 0, 1 | 0, 0 in turn; each pair of steps has |z| = beta."""
-    for name, n in (("base-4", 16), ("base-5", 20), ("one-peer-hyper-cuboid", 15)):
-        net = TOPOLOGIES[name](n)
+    for net in (base_graph(16, 3), base_graph(20, 4)):
         assert net.period == 2
         for beta in (0.5, 0.9, 0.99):
             assert growth("decentlam", net, beta) == pytest.approx(beta**0.5, rel=0.01)

@@ -13,28 +13,9 @@ from decentlam.topology import (
     SparseWeights,
     Topology,
     from_weights,
-    spectrum,
 )
-from tests.helpers.networks import every_periodic_topology, every_topology, networks, steps_of
+from tests.helpers.networks import every_periodic_topology, networks
 from tests.helpers.processes import slow_if
-
-
-@every_topology
-def test_eigenvalues_are_those_of_the_dense_matrix(name: str) -> None:
-    """From 17 nodes on, rings and exponential graphs take the Fourier path."""
-    for net in networks(name):
-        for k in list(steps_of(net))[:2]:
-            W, values = net.weights(k).numpy(), net.eigenvalues(k).numpy()
-            if net.symmetric:
-                np.testing.assert_allclose(values, np.linalg.eigvalsh(W)[::-1], rtol=0, atol=1e-12)
-            else:
-                # Sorting complex numbers is brittle: compare the traces of W, W^2, ... instead.
-                power = np.eye(net.num_nodes)
-                for exponent in range(1, 7):
-                    power = power @ W
-                    np.testing.assert_allclose(
-                        (values**exponent).sum(), np.trace(power), rtol=0, atol=1e-10
-                    )
 
 
 @every_periodic_topology
@@ -76,10 +57,10 @@ def test_rho_of_a_long_period_is_the_decay_of_a_long_run(n: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["bipartite-random-match", "two-random-matches"])
-@pytest.mark.parametrize("n", [2, 7, 8, *(slow_if(True, n) for n in (3, 4))])
-def test_rho_of_random_pairs_is_that_of_many_samples(n: int, name: str) -> None:
+@pytest.mark.parametrize(("n", "rate"), [(2, 1.0), (7, 1.0), (8, 1.0), (6, 0.3)])
+def test_rho_of_random_pairs_is_that_of_many_samples(n: int, rate: float, name: str) -> None:
     """rho^2 is the second eigenvalue of E[W'W], which 1500 samples know to a few percent."""
-    net = topology.TOPOLOGIES[name](n, seed=1)
+    net = topology.TOPOLOGIES[name](n, seed=1).lazy(rate)
     mean = np.zeros((n, n))
     samples = 1500
     for k in range(samples):
@@ -87,16 +68,6 @@ def test_rho_of_random_pairs_is_that_of_many_samples(n: int, name: str) -> None:
         mean += W.T @ W / samples
     second = np.linalg.eigvalsh(mean - 1 / n)[-1]
     assert net.rho**2 == pytest.approx(second, rel=0.06, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["bipartite-random-match", "two-random-matches"])
-@pytest.mark.parametrize("rate", [0.3, slow_if(True, 0.6)])
-def test_rho_of_lazy_random_pairs_is_that_of_many_samples(rate: float, name: str) -> None:
-    net = topology.TOPOLOGIES[name](6, seed=2).lazy(rate)
-    drawn = [net.rule(k).dense() for k in range(1500)]
-    mean = sum(W.T @ W for W in drawn) / len(drawn)
-    second = np.linalg.eigvalsh(mean - 1 / 6)[-1]
-    assert net.rho**2 == pytest.approx(second, rel=0.06)
 
 
 def test_rho_of_random_weights_that_are_not_pairs_is_sampled() -> None:
@@ -123,21 +94,6 @@ def test_positive_definite_means_every_eigenvalue_above_zero() -> None:
     assert not topology.one_peer_exponential(8).positive_definite  # directed
 
 
-@pytest.mark.parametrize(
-    "name", ["ring", "exponential", "symmetric-exponential", "bluefog-symmetric-exponential"]
-)
-def test_fourier_eigenvalues_of_64_nodes_are_the_dense_ones(name: str, monkeypatch) -> None:
-    net = TOPOLOGIES[name](64)
-    dense = np.linalg.eigvals(net.weights().numpy())
-    monkeypatch.setattr(SparseWeights, "dense", None)  # only the Fourier path is left
-    fast = spectrum.eigenvalues(net.sparse())
-    if net.symmetric:
-        np.testing.assert_allclose(np.sort(fast), np.sort(dense.real), rtol=0, atol=1e-12)
-    else:
-        distance = np.abs(fast[:, None] - dense[None, :])
-        assert distance.min(0).max() < 1e-12 and distance.min(1).max() < 1e-12
-
-
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_exact_after_is_the_first_exact_product_of_a_period(name: str) -> None:
     for n in [*range(1, 18), 32, 33]:
@@ -154,12 +110,3 @@ def test_exact_after_is_the_first_exact_product_of_a_period(name: str) -> None:
         else:
             assert net.exact_after == first, n
             assert (net.rho == 0) == (first is not None)
-
-
-def test_exact_after_of_known_networks() -> None:
-    assert topology.complete(7).exact_after == topology.ring(3).exact_after == 1
-    assert topology.ring(4).exact_after is None
-    assert topology.one_peer_exponential(8).exact_after == 3
-    assert topology.one_peer_exponential(6).exact_after is None
-    assert topology.one_peer_symmetric_exponential(4).exact_after == 2
-    assert topology.complete(5).lazy(0.5).exact_after is None

@@ -123,11 +123,6 @@ def test_symmetric_exponential_of_small_and_odd_numbers_by_hand() -> None:
     assert edges_of(topology.symmetric_exponential(3)) == {(0, 1), (0, 2), (1, 2)}
 
 
-def test_bluefog_symmetric_exponential_by_hand() -> None:
-    assert topology.bluefog_symmetric_exponential(8).neighbors(0) == [1, 4, 7]
-    assert topology.bluefog_symmetric_exponential(16).neighbors(0) == [1, 4, 12, 15]
-
-
 def test_complete_averages_in_one_step() -> None:
     np.testing.assert_allclose(topology.complete(7).weights(), np.full((7, 7), 1 / 7))
     assert topology.complete(7).rho < 1e-15

@@ -7,7 +7,6 @@ still is, and what matters of lr and curvature is their product: a step sees lr 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -22,7 +21,6 @@ from decentlam.topology import SparseWeights, Topology
 _DIRECTIONS = 2  # random starts followed at once; the fastest takes over
 _RESCALE = 8  # steps after which what grows or shrinks is brought back to the size of 1
 _KEPT = 2**17  # rows of random weights that are kept for the next method
-_RESTARTS = 20  # of an iteration that looks for the largest eigenvalue
 
 
 class LinearMap:
@@ -147,30 +145,20 @@ class LinearMap:
         made = y.permute(1, 3, 0, 2, 4).reshape(self.groups, self.variants, self.rows, columns)
         return made[..., : self.rows].numpy(), made[..., self.rows :].numpy()
 
-    def radii(self, period: int, seed: int, largest: int) -> np.ndarray:
+    def radii(self, period: int) -> np.ndarray:
         """The spectral radius over a period of each variant, (variants,).
 
         A centered map has no state that a run cannot reach. Of others, what no gradient changes is
         left out, such as the sum over the nodes that D2 and GT keep at zero, which has an
-        eigenvalue of 1. Beyond `largest` rows no matrix is made; there is one variant then.
+        eigenvalue of 1.
         """
-        if self.rows > largest:
-            start = self.directions(seed)[..., :1].reshape(self.rows, 1).numpy()
-            return np.array([_radius(partial(self._over, period), start, most=60)])
         random = torch.Generator().manual_seed(0)
         shape = (period, self.members, _DIRECTIONS)
         matrix, pushed = self.matrix(torch.randn(shape, generator=random, dtype=torch.float64))
         if self._center:
             return np.abs(np.linalg.eigvals(matrix)).max((0, 2))
         pairs = zip(matrix[0], pushed[0], strict=True)
-        return np.array([_radius(partial(np.matmul, one), start) for one, start in pairs])
-
-    def _over(self, period: int, states: np.ndarray) -> np.ndarray:
-        """A period of states, (rows, columns)."""
-        y = torch.from_numpy(states).reshape(self.blocks, self.nodes, -1)
-        for index in range(period):
-            y = self.step(y, index)
-        return y.reshape(self.rows, -1).numpy()
+        return np.array([_radius(one, start) for one, start in pairs])
 
     def mean_square_cycle(self, period: int) -> float:
         """The mean square of the model over the cycle it settles in under constant gradients of
@@ -285,32 +273,14 @@ def _block_diagonal(topology: Topology, shifts: list[int], step: int) -> SparseW
     )
 
 
-def _radius(
-    apply: Callable[[np.ndarray], np.ndarray], start: np.ndarray, most: float = math.inf
-) -> float:
-    """The largest |eigenvalue| on the span of start, apply(start), ...: Arnoldi, block by block.
-
-    A basis of `most` vectors starts again from the eigenvector it has found.
-    """
-    found = 0.0
-    for _ in range(_RESTARTS):
-        basis = images = np.zeros((len(start), 0))
-        new = _beyond(basis, start)
-        while new.shape[1] and basis.shape[1] < most:
-            basis = np.concatenate([basis, new], axis=1)
-            images = np.concatenate([images, apply(new)], axis=1)
-            new = _beyond(basis, images[:, -new.shape[1] :])
-        values, vectors = np.linalg.eig(basis.T @ images)
-        largest = int(np.abs(values).argmax()) if len(values) else 0
-        found = float(np.abs(values).max(initial=0.0))
-        if not new.shape[1]:  # an invariant subspace: nothing is left out
-            break
-        vector = basis @ vectors[:, largest]
-        missed = images @ vectors[:, largest] - values[largest] * vector
-        if np.linalg.norm(missed) < 1e-8 * max(found, 1e-12):
-            break
-        start = np.stack([vector.real, vector.imag], axis=1)
-    return found
+def _radius(matrix: np.ndarray, start: np.ndarray) -> float:
+    """The largest |eigenvalue| on the span of start, matrix @ start, ...: what start can reach."""
+    basis = np.zeros((len(start), 0))
+    new = _beyond(basis, start)
+    while new.shape[1]:
+        basis = np.concatenate([basis, new], axis=1)
+        new = _beyond(basis, matrix @ new)
+    return float(np.abs(np.linalg.eigvals(basis.T @ matrix @ basis)).max(initial=0.0))
 
 
 def _beyond(basis: np.ndarray, new: np.ndarray) -> np.ndarray:

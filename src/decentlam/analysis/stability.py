@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CHOICES = get_args(Stable)
 Curvature = float | Sequence[float] | np.ndarray | Tensor
-_LARGEST = 600  # rows of a matrix whose eigenvalues are computed one and all
+_LARGEST = 600  # rows of a matrix whose eigenvalues are computed; larger ones are followed
 _LONGEST = 4000  # steps of a period, or of a run, that are followed
 _RUNS = 20  # that are sampled where weights are random, for the confidence bound
 _SETTLE = 80  # first steps of a run that are not counted
@@ -208,7 +208,7 @@ def _rates(
     if apart or not topology.doubly_stochastic:
         return _rates_of_nodes(algorithm, topology, curvature, False, seed, batch_steps)
     average = LinearMap(algorithm, _AVERAGE, curvature=curvature.mean(0, keepdims=True))
-    found = _exact(average.radii(algorithm.period, seed, _LARGEST), algorithm.period)
+    found = _exact(average.radii(algorithm.period), algorithm.period)
     if everyone:
         return found
     others = _rates_of_nodes(algorithm, topology, curvature, True, seed, batch_steps)
@@ -227,11 +227,8 @@ def _rates_of_nodes(
     period = _period(algorithm, topology)
     if period is not None:
         steps = LinearMap.of(algorithm, topology, curvature, center)
-        if steps.rows <= _LARGEST or curvature is None:
-            return _exact(steps.radii(period, seed, _LARGEST), period)
-        each = np.split(curvature, curvature.shape[1], axis=1)  # one variant at a time
-        maps = [LinearMap.of(algorithm, topology, one, center) for one in each]
-        return _exact(np.concatenate([m.radii(period, seed, _LARGEST) for m in maps]), period)
+        if steps.rows <= _LARGEST:
+            return _exact(steps.radii(period), period)
     # Runs side by side whose counted steps are one after the other in the weights' run.
     delay = response(algorithm)[1]  # much momentum takes long to settle, and swings slowly
     settle = _whole(algorithm, max(_SETTLE, 3 * delay))

@@ -81,18 +81,9 @@ def find_run(addresses: Sequence[str], seconds: float, run: str | None = None) -
     return None
 
 
-def file_named(named: str) -> Path | None:
-    """The file that the user gave; None: addresses, each of which has a port, or nothing."""
-    return Path(named) if "/" in named or (named and ":" not in named) else None
-
-
-def read_addresses(named: str) -> tuple[list[str], str | None]:
-    """Return the addresses that the user gave, with commas between them or in a file, and the name
-    of the run, if the file has it."""
-    path = file_named(named)
-    if path is None:
-        return [word.strip() for word in named.split(",") if word.strip()], None
-    words = path.read_text().split() if path.exists() else []
+def read_addresses(path: Path | None) -> tuple[list[str], str | None]:
+    """Return the addresses in a file and the name of the run; none if there is no such file."""
+    words = path.read_text().split() if path is not None and path.exists() else []
     names = [word for word in words if ":" not in word]
     return [word for word in words if ":" in word], names[0] if names else None
 

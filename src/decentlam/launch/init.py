@@ -158,14 +158,14 @@ def _own_store(process: LaunchedProcess, wait: float) -> dist.Store | None:
 
 def _enter(process: LaunchedProcess, host: str, timeout_seconds: float, wait: float) -> None:
     """An elastic run: the one that DECENTLAM_STORES leads to, if its members can be reached."""
-    if LAUNCHED in os.environ:  # all end with the store; what the shell has is of another run
-        named, address = "", None
-    else:
-        named, address = os.environ.get("DECENTLAM_STORES", ""), own_address(host, process.one_host)
-    addresses, run = spare_stores.read_addresses(named)
+    notes, address = None, None
+    if LAUNCHED not in os.environ:  # else all end with the store, and the shell's is of another run
+        notes, address = os.environ.get("DECENTLAM_STORES"), own_address(host, process.one_host)
+    file = Path(notes) if notes else None
+    addresses, run = spare_stores.read_addresses(file)
     store = spare_stores.find_run(addresses, wait, run) or _store(process, wait)
-    notes, size = spare_stores.file_named(named), process.num_processes
-    member = Membership(store, process.rank, size, timeout_seconds, wait, address, notes)
+    size = process.num_processes
+    member = Membership(store, process.rank, size, timeout_seconds, wait, address, file)
     membership.begin(member)
 
 

@@ -1,41 +1,27 @@
-"""A real torch module trained on n simulated nodes in one process, all nodes in one call."""
+"""A real torch module trained on n simulated nodes in one process, one node after another."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from decentlam.algorithms import Algorithm, check_lr
+from decentlam.errors import NonFiniteError
 from decentlam.simulation.simulate import Nodes
 from decentlam.topology import Topology, resolve
-
-Loss = Callable[[Any, Tensor], Tensor]
-Buffers = dict[str, Tensor]
-Call = Callable[..., tuple[Tensor, Buffers]]  # of parameters, buffers, inputs, targets
-
-_LARGE = 4096  # elements of a matrix that is worth a call of its own
 
 
 class SimulatedModule:
     """n copies of a model, each with its own data, that average as the algorithm says.
 
-    All nodes start from `model`, which is left alone. Every node has its own parameters and its own
-    buffers, so batch norm keeps n running statistics as n separate modules would; dropout draws
-    differently on every node. Frozen parameters stay as they are, tied ones count once. A parameter
-    that a step does not use has gradient zero.
-
-    `stacked=True` runs all nodes in one call; the model must then be one that `torch.func.vmap` can
-    run: no branch may depend on a tensor's values. `stacked=False` runs one node after another.
-    None chooses: models with convolutions one after another on the CPU, where stacking makes them
-    about half as fast, others stacked. `autocast=torch.bfloat16` is for the forward pass.
+    All nodes start from `model`, which is left alone. A copy's parameters are a row of `x`, and its
+    buffers are its own, so batch norm keeps n running statistics; dropout draws differently on
+    every node. Frozen parameters stay as they are, tied ones count once. A parameter that a step
+    does not use has gradient zero.
 
     >>> import torch, decentlam
     >>> nodes = decentlam.SimulatedModule(torch.nn.Linear(3, 1), "decentlam", "ring", 8, lr=0.1)
@@ -55,36 +41,29 @@ class SimulatedModule:
         lr: float = 1e-3,
         momentum: float | None = None,
         weight_decay: float = 0.0,
-        *,
-        stacked: bool | None = None,
-        autocast: torch.dtype | None = None,
         **hyper: Any,
     ) -> None:
         """`num_nodes` may be left out when `topology` is a Topology; the rest as in `simulate`."""
         topology = resolve(topology, num_nodes)
         self.num_nodes = topology.num_nodes
-        self._model = copy.deepcopy(model)
-        self._loss = _Loss(self._model, autocast)
-        trained = {name: p for name, p in self._loss.named_parameters() if _is_trained(p)}
+        self._copies = [copy.deepcopy(model) for _ in range(self.num_nodes)]
+        trained = _trained(self._copies[0])
         self._nodes = Nodes(
             algorithm,
             topology,
             _flat(trained).expand(self.num_nodes, -1),
             momentum,
             weight_decay=weight_decay,
-            layers=[p.numel() for p in trained.values()],
-            adaptive=[p.ndim > 1 for p in trained.values()],
+            layers=[p.numel() for p in trained],
+            adaptive=[p.ndim > 1 for p in trained],
             **hyper,
         )
-        self._gradient = torch.empty_like(self.x)
-        self._parameters = _views(self.x, trained)
-        self._gradients = _views(self._gradient, trained)
-        self.buffers: Buffers = {  # by name, (n, ...)
-            name: buffer.detach().expand(self.num_nodes, *buffer.shape).clone()
-            for name, buffer in self._model.named_buffers()
-        }
-        self._counters = _batch_norm_counters(self._model)
-        self.stacked = not _slow_stacked(self._model) if stacked is None else stacked
+        self._gradient = torch.zeros_like(self.x)
+        for module, row, gradient in zip(self._copies, self.x, self._gradient, strict=True):
+            own = _trained(module)
+            sizes = [p.numel() for p in own]
+            for p, x, g in zip(own, row.split(sizes), gradient.split(sizes), strict=True):
+                p.data, p.grad = x.view_as(p), g.view_as(p)
         self.lr = lr
 
     @property
@@ -97,23 +76,20 @@ class SimulatedModule:
 
     @property
     def x(self) -> Tensor:
-        """All parameters that are trained, (n, d), in the order of `model.named_parameters()`."""
+        """All parameters that are trained, (n, d), in the order of `model.parameters()`."""
         return self._nodes.x
 
     def step(
         self,
-        loss_fn: Loss,
+        loss_fn: Callable[[Any, Tensor], Tensor],
         inputs: Tensor,
         targets: Tensor,
         lr: float | None = None,
-        micro_batch: int | None = None,
     ) -> Tensor:
-        """One training step of all nodes; returns their losses before it, (n,).
+        """Take one training step of all nodes; return their losses before it, (n,).
 
         Node i takes the gradient of `loss_fn(model(inputs[i]), targets[i])`, a scalar. `lr` holds
-        for this step only. With `micro_batch` a node takes so many samples at a time and adds the
-        gradients up; the loss is then the mean over the samples, `loss_fn` being a mean over its
-        own. If a gradient is not finite, nothing has changed.
+        for this step only. If a gradient is not finite, nothing has changed.
         """
         for name, data in (("inputs", inputs), ("targets", targets)):
             if not isinstance(data, Tensor) or data.ndim < 1 or len(data) != self.num_nodes:
@@ -122,206 +98,110 @@ class SimulatedModule:
                     f"{name} must be a tensor ({self.num_nodes}, batch, ...) with one batch per "
                     f"node, got {got}; torch.stack the batches of the nodes"
                 )
-        run = self._run_stacked if self.stacked else self._run_in_turn
-        losses, buffers = self.x.new_zeros(self.num_nodes), self.buffers
-        for k, (x, y, share) in enumerate(_pieces(inputs, targets, micro_batch)):
-            backward = partial(self._backward, share, k == 0)
-            part, buffers = run(backward, partial(self._call, loss_fn), x, y, buffers)
-            losses.add_(part, alpha=share)
-        self._nodes.step(self._gradient, self.lr if lr is None else lr)
-        self.buffers = buffers
+        batches = [[(batch, 1.0)] for batch in zip(inputs, targets, strict=True)]
+        return self.step_on(lambda model, batch: loss_fn(model(batch[0]), batch[1]), batches, lr)
+
+    def step_on(
+        self,
+        loss: Callable[[nn.Module, Any], Tensor],
+        batches: Sequence[Iterable[tuple[Any, float]]],
+        lr: float | None = None,
+    ) -> Tensor:
+        """Do as `step` for batches of any kind: one for each node, in pieces, each with its share.
+
+        The gradients of `loss(model, piece)` add up by these shares.
+        """
+        self._gradient.zero_()
+        losses, before = self.x.new_zeros(self.num_nodes), self._buffers()
+        for rank, (module, pieces) in enumerate(zip(self._copies, batches, strict=True)):
+            for piece, share in pieces:
+                with torch.enable_grad():
+                    part = _checked(loss(module, piece))
+                    (part * share).backward()  # in place
+                losses[rank] += part.detach() * share
+        try:
+            self._nodes.step(self._gradient, self.lr if lr is None else lr)
+        except NonFiniteError:
+            self._load_buffers(before)
+            raise
         return losses
 
-    def _call(
-        self, loss_fn: Loss, parameters: Buffers, buffers: Buffers, x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Buffers]:
-        """The loss of one node, and its buffers after the forward pass."""
-        named = {f"model.{name}": buffer for name, buffer in buffers.items()}
-        return functional_call(self._loss, (parameters, named), (loss_fn, x, y))
-
-    def _backward(
-        self, share: float, first: bool, call: Call, node: Any, buffers: Buffers, *batch: Tensor
-    ) -> tuple[Tensor, Buffers]:
-        """Losses and buffers of a call; `share` of its gradients is added to those of the node.
-
-        `node` is an index of the nodes: one, or all of them for a call that takes all.
-        """
-        leaves = {n: p[node].detach().requires_grad_() for n, p in self._parameters.items()}
-        # The forward pass writes into the buffers it is given: these are copies.
-        copies = {name: buffer.clone() for name, buffer in buffers.items()}
-        with torch.enable_grad():
-            losses, after = call(leaves, copies, *batch)
-            # Zero where the loss does not depend on a parameter.
-            gradients = torch.autograd.grad(
-                losses.sum(), list(leaves.values()), materialize_grads=True
-            )
-        _add(gradients, [total[node] for total in self._gradients.values()], share, first)
-        return losses.detach(), {name: buffer.detach() for name, buffer in after.items()}
-
-    def _run_stacked(
-        self, backward: Callable[..., Any], call: Call, x: Tensor, y: Tensor, buffers: Buffers
-    ) -> tuple[Tensor, Buffers]:
-        """Losses (n,) of all nodes in one call, and the buffers after it.
-
-        Autograd sees the stacked operations: one backward for all nodes, without vmap.
-        """
-        given = {n: buffer[0] if n in self._counters else buffer for n, buffer in buffers.items()}
-        in_dims = {name: None if name in self._counters else 0 for name in buffers}
-        stacked = vmap(call, in_dims=(0, in_dims, 0, 0), randomness="different")
-        losses, after = backward(stacked, slice(None), given, x, y)
-        return losses, {name: buffer.contiguous() for name, buffer in after.items()}
-
-    def _run_in_turn(
-        self, backward: Callable[..., Any], call: Call, x: Tensor, y: Tensor, buffers: Buffers
-    ) -> tuple[Tensor, Buffers]:
-        """The same, one node after another."""
-        losses, after = zip(
-            *(
-                backward(call, i, {name: buffer[i] for name, buffer in buffers.items()}, x[i], y[i])
-                for i in range(self.num_nodes)
-            ),
-            strict=True,
-        )
-        return torch.stack(losses), {
-            name: torch.stack([own[name] for own in after]) for name in buffers
-        }
-
     def node(self, rank: int) -> nn.Module:
-        """An ordinary module: a copy of the model as it is on node `rank`."""
+        """Return an ordinary module: a copy of the model as it is on node `rank`."""
         if not 0 <= rank < self.num_nodes:
             raise ValueError(f"there are nodes 0 to {self.num_nodes - 1}; there is no {rank}")
-        return self._copy(self.x[rank], {name: b[rank] for name, b in self.buffers.items()})
+        return copy.deepcopy(self._copies[rank])
 
+    @torch.no_grad()
     def averaged(self) -> nn.Module:
-        """An ordinary module with the mean over the nodes of parameters and floating buffers.
+        """Return a module with the mean over the nodes of parameters and floating buffers.
 
         Buffers of whole numbers, such as batch norm's count of batches, are those of node 0.
         """
-        means = {
-            name: buffer.mean(0) if buffer.is_floating_point() else buffer[0]
-            for name, buffer in self.buffers.items()
-        }
-        return self._copy(self.x.mean(0), means)
+        average = self.node(0)
+        own = _trained(average)
+        for p, x in zip(own, self.x.mean(0).split([p.numel() for p in own]), strict=True):
+            p.copy_(x.view_as(p))
+        buffers = self._buffers()
+        for name, buffer in average.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(torch.stack([of_node[name] for of_node in buffers]).mean(0))
+        return average
 
     def consensus_distance(self) -> float:
-        """sqrt of the mean squared distance of the nodes' parameters from their average."""
+        """Return sqrt of the mean squared distance of the nodes' parameters from their average."""
         return self._nodes.consensus_distance()
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all that `load_state_dict` needs to go on to the bit, but for torch's random
-        state: a model with dropout needs `torch.get_rng_state()` too."""
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return {"nodes": self._nodes.state_dict(), "buffers": buffers, "lr": self.lr}
+        """Return copies of all that `load_state_dict` needs to go on to the bit, but for torch's
+        random state: a model with dropout needs `torch.get_rng_state()` too."""
+        return {"nodes": self._nodes.state_dict(), "buffers": self._buffers(), "lr": self.lr}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        given = {name: tuple(buffer.shape) for name, buffer in saved["buffers"].items()}
-        expected = {name: tuple(buffer.shape) for name, buffer in self.buffers.items()}
+        """Go on from what `state_dict` saved."""
+        given, expected = _shapes(saved["buffers"]), _shapes(self._buffers())
         if given != expected:
             raise ValueError(
-                f"the saved state has buffers {given}, but this model has {expected}; build both "
-                "with the same model and number of nodes"
+                f"the saved state has buffers {given[0]} on {len(given)} nodes, but this model has "
+                f"{expected[0]} on {len(expected)}; build both with the same model and number of "
+                "nodes"
             )
         self._nodes.load_state_dict(saved["nodes"])
-        for name, buffer in self.buffers.items():
-            buffer.copy_(saved["buffers"][name])
+        self._load_buffers(saved["buffers"])
         self.lr = saved["lr"]
 
+    def _buffers(self) -> list[dict[str, Tensor]]:
+        """Return a copy of the buffers of every node, by name."""
+        return [{n: b.detach().clone() for n, b in m.named_buffers()} for m in self._copies]
+
     @torch.no_grad()
-    def _copy(self, x: Tensor, buffers: Mapping[str, Tensor]) -> nn.Module:
-        module = copy.deepcopy(self._model)
-        trained = [p for p in module.parameters() if _is_trained(p)]
-        for p, piece in zip(trained, x.split([p.numel() for p in trained]), strict=True):
-            p.copy_(piece.view_as(p))
-        for name, buffer in module.named_buffers():
-            buffer.copy_(buffers[name])
-        return module
+    def _load_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
+        for module, saved in zip(self._copies, buffers, strict=True):
+            for name, buffer in module.named_buffers():
+                buffer.copy_(saved[name])
 
 
-class _Loss(nn.Module):
-    """From a batch to its loss and to the buffers after the forward pass."""
-
-    def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
-        super().__init__()
-        self.model = model
-        self.autocast = autocast
-
-    def forward(self, loss_fn: Loss, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Buffers]:
-        if self.autocast is None:
-            loss = loss_fn(self.model(inputs), targets)
-        else:
-            with torch.autocast(inputs.device.type, self.autocast):
-                loss = loss_fn(self.model(inputs), targets)
-        if not isinstance(loss, Tensor) or loss.ndim:
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss_fn must return one number per node, got {got}; try .mean()")
-        # Read here, inside functional_call, so that buffers that were replaced are seen as well as
-        # those that were written to.
-        return loss, dict(self.model.named_buffers())
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
 
-def _add(gradients: Sequence[Tensor], totals: Sequence[Tensor], share: float, first: bool) -> None:
-    """Adds `share` of the gradients to the totals, which start with the first."""
-    for g, total in zip(gradients, totals, strict=True):
-        if not first:
-            total.add_(g, alpha=share)
-            continue
-        # A linear layer's gradient comes out transposed. Torch transposes single matrices in
-        # blocks, in half the time that it takes for a stack of them.
-        if g.ndim == 3 and g[0].numel() >= _LARGE and not g.is_contiguous():
-            for one, other in zip(total, g, strict=True):
-                one.copy_(other)
-        else:
-            total.copy_(g)
-        if share != 1.0:
-            total.mul_(share)
-
-
-def _pieces(
-    inputs: Tensor, targets: Tensor, micro_batch: int | None
-) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """The batches of all nodes in pieces, each with its share of the samples."""
-    if micro_batch is None:
-        yield inputs, targets, 1.0
-        return
-    if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
-        raise ValueError(f"micro_batch must be a whole number above 0 or None, got {micro_batch!r}")
-    for x, y in zip(inputs.split(micro_batch, 1), targets.split(micro_batch, 1), strict=True):
-        yield x, y, x.shape[1] / inputs.shape[1]
-
-
-def _slow_stacked(model: nn.Module) -> bool:
-    """Convolutions of n nodes in one call are one in n groups, which the CPU is slow at."""
-    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    return on_cpu and any(isinstance(module, _ConvNd) for module in model.modules())
-
-
-def _is_trained(p: Tensor) -> bool:
-    return p.requires_grad and p.numel() > 0
-
-
-def _flat(trained: Mapping[str, Tensor]) -> Tensor:
+def _flat(trained: Sequence[Tensor]) -> Tensor:
     if not trained:
         raise ValueError("the model has no parameter to train; set requires_grad on some")
-    kinds = sorted({str(p.dtype) for p in trained.values()})
+    kinds = sorted({str(p.dtype) for p in trained})
     if len(kinds) > 1:
         raise ValueError(
             f"the parameters have several precisions, {', '.join(kinds)}; try model.float()"
         )
-    return torch.cat([p.detach().reshape(-1) for p in trained.values()])
+    return torch.cat([p.detach().reshape(-1) for p in trained])
 
 
-def _views(whole: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The columns (n, d) as parameters, (n, ...) by name."""
-    pieces = whole.split([p.numel() for p in trained.values()], dim=1)
-    return {
-        name: piece.view(len(whole), *p.shape)
-        for (name, p), piece in zip(trained.items(), pieces, strict=True)
-    }
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss_fn must return one number per node, got {got}; try .mean()")
+    return loss
 
 
-def _batch_norm_counters(model: nn.Module) -> set[str]:
-    """Counts of batches, the same on all nodes. They are given to the nodes as one number, for
-    batch norm without momentum divides by it."""
-    prefixes = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    names = {f"{prefix}.num_batches_tracked".removeprefix(".") for prefix in prefixes}
-    return names & {name for name, _ in model.named_buffers()}
+def _shapes(buffers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, tuple[int, ...]]]:
+    return [{name: tuple(b.shape) for name, b in of_node.items()} for of_node in buffers]

@@ -7,17 +7,9 @@ from collections.abc import Callable
 from decentlam.topology.base import Topology as Topology
 from decentlam.topology.custom import from_edges as from_edges
 from decentlam.topology.custom import from_weights as from_weights
-from decentlam.topology.equitopo import equitopo_one_peer as equitopo_one_peer
-from decentlam.topology.equitopo import equitopo_static as equitopo_static
 from decentlam.topology.finite import base_2 as base_2
-from decentlam.topology.finite import base_3 as base_3
 from decentlam.topology.finite import base_4 as base_4
-from decentlam.topology.finite import base_5 as base_5
 from decentlam.topology.finite import base_graph as base_graph
-from decentlam.topology.finite import one_peer_hyper_cuboid as one_peer_hyper_cuboid
-from decentlam.topology.static import (
-    bluefog_symmetric_exponential as bluefog_symmetric_exponential,
-)
 from decentlam.topology.static import complete as complete
 from decentlam.topology.static import exponential as exponential
 from decentlam.topology.static import hypercube as hypercube
@@ -33,7 +25,6 @@ from decentlam.topology.varying import (
     one_peer_symmetric_exponential as one_peer_symmetric_exponential,
 )
 from decentlam.topology.varying import two_random_matches as two_random_matches
-from decentlam.topology.weights import WEIGHT_RULES as WEIGHT_RULES
 from decentlam.topology.weights import SparseWeights as SparseWeights
 
 TOPOLOGIES: dict[str, Callable[..., Topology]] = {
@@ -45,19 +36,13 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
     "hypercube": hypercube,
     "exponential": exponential,
     "symmetric-exponential": symmetric_exponential,
-    "bluefog-symmetric-exponential": bluefog_symmetric_exponential,
     "one-peer-exponential": one_peer_exponential,
     "one-peer-symmetric-exponential": one_peer_symmetric_exponential,
     "one-peer-hypercube": one_peer_hypercube,
-    "one-peer-hyper-cuboid": one_peer_hyper_cuboid,
     "base-2": base_2,
-    "base-3": base_3,
     "base-4": base_4,
-    "base-5": base_5,
     "bipartite-random-match": bipartite_random_match,
     "two-random-matches": two_random_matches,
-    "equitopo-one-peer": equitopo_one_peer,
-    "equitopo-static": equitopo_static,
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes
 from decentlam.topology.static import constant, graph
-from decentlam.topology.weights import WEIGHT_RULES, SparseWeights
+from decentlam.topology.weights import SparseWeights
 
 
 def from_weights(W: Tensor | np.ndarray | list[list[float]], directed: bool = False) -> Topology:
@@ -41,19 +41,13 @@ def from_weights(W: Tensor | np.ndarray | list[list[float]], directed: bool = Fa
     return constant("from_weights", weights, "given weights")
 
 
-def from_edges(
-    n: int, edges: Iterable[tuple[int, int]], weights: str = "metropolis-hastings"
-) -> Topology:
-    """A static network with the given undirected edges and weights by the named rule.
+def from_edges(n: int, edges: Iterable[tuple[int, int]]) -> Topology:
+    """A static network with the given undirected edges and Metropolis-Hastings weights.
 
     >>> from_edges(3, [(0, 1), (1, 2)]).neighbors(1)
     [0, 2]
     """
     n = check_num_nodes(n, "from_edges")
-    if not isinstance(weights, str) or weights not in WEIGHT_RULES:
-        raise ValueError(
-            f"unknown weight rule {weights!r}; choose from {', '.join(sorted(WEIGHT_RULES))}"
-        )
     try:
         pairs = [tuple(edge) for edge in edges]
     except TypeError:
@@ -71,7 +65,7 @@ def from_edges(
                 f"edge {edge} joins a node to itself; leave it out, every node keeps its own share"
             )
     given = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    network = graph("from_edges", given, f"given edges, {weights} weights", n, weights)
+    network = graph("from_edges", given, "given edges", n)
     _check_mixing(network.sparse(), "from_edges")
     return network
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -15,42 +15,18 @@ from decentlam.topology.weights import SparseWeights, symmetric_weights
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # one end, the other end, weight
 
 
-def one_peer_hyper_cuboid(n: int) -> Topology:
-    """Groups as large as a prime factor of n average, one factor per step: one peer per factor 2.
-
-    A factor p takes p - 1 peers at its step, so an n with a large prime factor is expensive and a
-    prime n is the complete graph. For a power of two this is the one-peer hypercube. The idea is
-    the hyper-hypercube of Takezawa et al. (2023) and the hyper-cuboid of Nguyen et al. (2023).
-
-    >>> net = one_peer_hyper_cuboid(12)
-    >>> net.period, [net.neighbors(0, k) for k in range(3)]
-    (3, [[1], [2], [4, 8]])
-    """
-    n = check_num_nodes(n, "one_peer_hyper_cuboid")
-    factors = _primes(n)
-    return Topology(
-        "one-peer-hyper-cuboid",
-        n,
-        max(1, len(factors)),
-        partial(_cuboid_step, n, factors),
-        f"{n} = {' x '.join(map(str, factors or (1,)))}, a factor per step",
-    )
-
-
-def base_graph(n: int, k: int = 1, simple: bool = False) -> Topology:
+def base_graph(n: int, k: int = 1) -> Topology:
     """The Base-(k+1) graph: at most k peers, exact in at most 2 log_{k+1}(n) + 2 steps, any n.
 
     The digits of n in base k + 1 split the nodes into sets of a (k+1)^p nodes. First each set
     averages itself. Then one set after the other, the largest first, hands its share to all smaller
     ones at once, with weights that leave every part of it holding the average of everybody. At last
     the parts average themselves. Nodes with nothing to do average what is already equal, which
-    changes no product but helps a training run.
-
-    When n has factors up to k + 1, copies of a smaller such graph are averaged across instead where
-    that is no longer; `simple` never does this. The steps count from a multiple of the period:
+    changes no product but helps a training run. The steps count from a multiple of the period:
     exactness is a property of whole periods, not of any so many steps.
 
-    Takezawa, Sato, Bao, Niwa, Yamada: Beyond Exponential Graph, 2023 (arXiv 2305.11420).
+    Takezawa, Sato, Bao, Niwa, Yamada: Beyond Exponential Graph, 2023 (arXiv 2305.11420), where this
+    is the simple Base-(k+1) graph.
 
     >>> base_graph(5).description, base_graph(5).exact_after
     ('5 = 4 + 1, at most 1 peer', 5)
@@ -59,19 +35,16 @@ def base_graph(n: int, k: int = 1, simple: bool = False) -> Topology:
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"base_graph needs k, the most peers, of 1 or more, got {k!r}; try 1")
     k = int(k)
-    copies = 1 if simple else prod(p for p in _primes(n) if p <= k + 1)
-    if _length(n, k, 1) < _length(n, k, copies):
-        copies = 1
-    sets = " + ".join(str(count * size) for count, size in _sets(n // copies, k + 1))
-    if copies == n > 1:
-        made = " x ".join(map(str, _fewest_factors(n, k + 1)))
-    else:
-        made = f"{copies} x ({sets})" if copies > 1 else sets
+    sets = _sets(n, k + 1)
+    steps = len(_set_factors(*sets[0], k + 1))
+    if len(sets) > 1:  # hand over, then average parts of (k+1)^p nodes
+        steps += 1 + len(_set_factors(1, sets[0][1], k + 1))
+    made = " + ".join(str(count * size) for count, size in sets)
     return Topology(
-        f"{'simple-' if simple else ''}base-{k + 1}",
+        f"base-{k + 1}",
         n,
-        max(1, _length(n, k, copies)),
-        partial(_base_step, n, k, copies),
+        max(1, steps),
+        partial(_base_step, n, k + 1),
         f"{n} = {made}, at most {k} peer{'s' if k > 1 else ''}",
     )
 
@@ -81,44 +54,18 @@ def base_2(n: int) -> Topology:
     return base_graph(n, 1)
 
 
-def base_3(n: int) -> Topology:
-    """Base-3 graph: at most two peers per step, exact in at most 2 log3(n) + 2 steps."""
-    return base_graph(n, 2)
-
-
 def base_4(n: int) -> Topology:
     """Base-4 graph: at most three peers per step, exact in at most 2 log4(n) + 2 steps."""
     return base_graph(n, 3)
 
 
-def base_5(n: int) -> Topology:
-    """Base-5 graph: at most four peers per step, exact in at most 2 log5(n) + 2 steps."""
-    return base_graph(n, 4)
-
-
 # One step ----------------------------------------------------------------------------------------
 
 
-def _cuboid_step(n: int, factors: tuple[int, ...], step: int) -> SparseWeights:
-    return symmetric_weights(n, *_cuboid(np.arange(n), factors, step))
-
-
-def _base_step(n: int, k: int, copies: int, step: int) -> SparseWeights:
-    """`copies` simple graphs side by side, then averages across the copies."""
-    core = n // copies
-    inside = _length(core, k, 1)
-    if step >= inside:
-        across = _cuboid(np.arange(n), _fewest_factors(copies, k + 1), step - inside, core)
-        return symmetric_weights(n, *across)
-    i, j, weight = _simple_edges(core, k + 1, step)
-    first = core * np.arange(copies)[:, None]
-    return symmetric_weights(n, (first + i).ravel(), (first + j).ravel(), np.tile(weight, copies))
-
-
-def _simple_edges(n: int, base: int, step: int) -> Edges:
+def _base_step(n: int, base: int, step: int) -> SparseWeights:
     sets = _sets(n, base)
     gather = len(_set_factors(*sets[0], base))  # the largest set is the last to be done
-    edges = []
+    edges: list[Edges] = []
     first = 0
     for place, (count, size) in enumerate(sets):
         nodes = np.arange(first, first + count * size)
@@ -133,7 +80,7 @@ def _simple_edges(n: int, base: int, step: int) -> Edges:
             edges += _hand_over(nodes.reshape(count, size), np.arange(first, n), base)
         elif since > 0:  # inside the parts: along the digits below `count`
             edges.append(_cuboid(nodes, factors, (since - 1) % (len(factors) - (count > 1))))
-    return _join(edges)
+    return symmetric_weights(n, *_join(edges))
 
 
 def _hand_over(parts: np.ndarray, smaller: np.ndarray, base: int) -> list[Edges]:
@@ -150,11 +97,11 @@ def _hand_over(parts: np.ndarray, smaller: np.ndarray, base: int) -> list[Edges]
     return [here, _complete(idle[:even].reshape(-1, base)), *(_complete(r[None]) for r in rest)]
 
 
-def _cuboid(nodes: np.ndarray, factors: Sequence[int], place: int, unit: int = 1) -> Edges:
-    """Averages over one digit of the nodes' positions, written in the radices unit, *factors."""
+def _cuboid(nodes: np.ndarray, factors: Sequence[int], place: int) -> Edges:
+    """Averages over one digit of the nodes' positions, written in these radices."""
     if place >= len(factors):
         return _join([])
-    stride = unit * prod(factors[:place])
+    stride = prod(factors[:place])
     groups = nodes.reshape(-1, factors[place], stride).swapaxes(1, 2)
     return _complete(groups.reshape(-1, factors[place]))
 
@@ -176,15 +123,6 @@ def _join(edges: list[Edges]) -> Edges:
 # Numbers -----------------------------------------------------------------------------------------
 
 
-def _length(n: int, k: int, copies: int) -> int:
-    """Steps of the graph made of so many copies of a simple one."""
-    sets = _sets(n // copies, k + 1)
-    steps = len(_set_factors(*sets[0], k + 1))
-    if len(sets) > 1:  # hand over, then average parts of (k+1)^p nodes
-        steps += 1 + len(_set_factors(1, sets[0][1], k + 1))
-    return steps + len(_fewest_factors(copies, k + 1))
-
-
 def _sets(n: int, base: int) -> list[tuple[int, int]]:
     """The digits of n that are not zero as (digit, base^place), the largest place first."""
     sets, size = [], 1
@@ -202,23 +140,3 @@ def _set_factors(count: int, size: int, base: int) -> tuple[int, ...]:
         factors = (base, *factors)
         size //= base
     return factors
-
-
-@cache
-def _fewest_factors(n: int, largest: int) -> tuple[int, ...]:
-    """The shortest way to write n as a product of factors up to `largest`."""
-    if n <= largest:
-        return (n,) if n > 1 else ()
-    options = [(f, *_fewest_factors(n // f, largest)) for f in range(2, largest + 1) if n % f == 0]
-    return min(options, key=len)
-
-
-def _primes(n: int) -> tuple[int, ...]:
-    """Prime factors of n, ascending, each as often as it divides."""
-    factors, p = [], 2
-    while p * p <= n:
-        while n % p == 0:
-            factors.append(p)
-            n //= p
-        p += 1
-    return (*factors, n) if n > 1 else tuple(factors)

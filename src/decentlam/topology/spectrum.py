@@ -1,4 +1,4 @@
-"""Eigenvalues and mixing rates of weight matrices, without dense work where structure allows."""
+"""Eigenvalues and mixing rates of weight matrices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from decentlam.topology.weights import SparseWeights
 
 def eigenvalues(w: SparseWeights) -> np.ndarray:
     """All eigenvalues of W, unsorted; real dtype when W is symmetric."""
-    for block in (1, 2):  # ring, exponential graphs: the same rows again after 1 or 2 nodes
-        if w.num_nodes > 16 and w.num_nodes % block == 0 and _repeats_every(w, block):
-            return _block_circulant_eigenvalues(w, block)
     matrix = w.dense()
     if np.allclose(matrix, matrix.T, rtol=0, atol=1e-12):
         return np.linalg.eigvalsh(matrix)
@@ -87,22 +84,3 @@ def random_rho(
         return math.sqrt(max(0.0, second))
     mean = sum(sparse(k).dense().T @ sparse(k).dense() for k in range(samples)) / samples
     return float(np.sqrt(np.abs(np.linalg.eigvalsh(mean - 1.0 / n)).max()))
-
-
-def _repeats_every(w: SparseWeights, block: int) -> bool:
-    """Return True if W[i + block, j + block] = W[i, j] (indices modulo n)."""
-    n = w.num_nodes
-    shifted = SparseWeights.from_entries(n, (w.rows + block) % n, (w.columns + block) % n, w.values)
-    return w.same_as(shifted)
-
-
-def _block_circulant_eigenvalues(w: SparseWeights, block: int) -> np.ndarray:
-    """A Fourier transform over the blocks leaves one (block x block) matrix per frequency."""
-    n = w.num_nodes
-    first = np.zeros((block, n))
-    head = w.rows < block
-    first[w.rows[head], w.columns[head]] = w.values[head]
-    blocks = np.fft.fft(first.reshape(block, n // block, block), axis=1).transpose(1, 0, 2)
-    symmetric = np.allclose(blocks, blocks.conj().transpose(0, 2, 1), rtol=0, atol=1e-12)
-    values = np.linalg.eigvalsh(blocks) if symmetric else np.linalg.eigvals(blocks)
-    return values.reshape(-1)

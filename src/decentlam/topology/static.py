@@ -8,7 +8,7 @@ import numpy as np
 
 from decentlam.topology.base import Topology
 from decentlam.topology.check import check_num_nodes
-from decentlam.topology.weights import WEIGHT_RULES, SparseWeights, shifts
+from decentlam.topology.weights import SparseWeights, metropolis_hastings, shifts
 
 
 def ring(n: int) -> Topology:
@@ -78,13 +78,6 @@ def symmetric_exponential(n: int) -> Topology:
     return graph("symmetric-exponential", edges, what, n)
 
 
-def bluefog_symmetric_exponential(n: int) -> Topology:
-    """BlueFog's reading of the same name: i talks to i +- 4^k (mod n); for comparison."""
-    n = check_num_nodes(n, "bluefog_symmetric_exponential")
-    hops = [4**k for k in range(n) if 4**k <= n // 2]
-    return graph("bluefog-symmetric-exponential", _hops(n, hops), "i with i +- 4^k", n)
-
-
 def exponential(n: int) -> Topology:
     """Every node hears i - 1, i - 2, i - 4, ... (mod n) with equal weights: directed."""
     n = check_num_nodes(n, "exponential")
@@ -106,7 +99,7 @@ def hypercube_dimension(n: int, name: str) -> int:
         lower = 1 << (n.bit_length() - 1)
         raise ValueError(
             f"{name} needs a power of two nodes, got {n}; use {lower} or {2 * lower} nodes, or "
-            "symmetric-exponential or one-peer-hyper-cuboid, which take any number"
+            "symmetric-exponential or base-2, which take any number"
         )
     return n.bit_length() - 1
 
@@ -120,12 +113,10 @@ def _same(weights: SparseWeights, step: int) -> SparseWeights:
     return weights
 
 
-def graph(
-    name: str, edges: np.ndarray, description: str, n: int, rule: str = "metropolis-hastings"
-) -> Topology:
-    """Weights by the named rule on the edges, (m, 2), each taken once and without loops."""
+def graph(name: str, edges: np.ndarray, description: str, n: int) -> Topology:
+    """Metropolis-Hastings weights on the edges, (m, 2), each taken once and without loops."""
     edges = np.sort(edges[edges[:, 0] != edges[:, 1]], axis=1)
-    return constant(name, WEIGHT_RULES[rule](n, np.unique(edges, axis=0)), description)
+    return constant(name, metropolis_hastings(n, np.unique(edges, axis=0)), description)
 
 
 def _hops(n: int, hops: list[int], of: slice = slice(None)) -> np.ndarray:

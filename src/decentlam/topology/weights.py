@@ -104,24 +104,6 @@ def metropolis_hastings(n: int, edges: np.ndarray) -> SparseWeights:
     return symmetric_weights(n, i, j, 1.0 / (1 + np.maximum(degree[i], degree[j])))
 
 
-def uniform(n: int, edges: np.ndarray) -> SparseWeights:
-    """w_ij = 1 / (1 + deg): every node averages its neighborhood evenly.
-
-    Symmetric only when all degrees are equal; other graphs are refused.
-    """
-    degree = np.bincount(edges.ravel(), minlength=n)
-    if degree.min() != degree.max():
-        raise ValueError(
-            "uniform weights 1 / (1 + degree) are symmetric only if every node has the same "
-            f"degree, and here degrees run from {degree.min()} to {degree.max()}. Try the rule "
-            "'metropolis-hastings', which is symmetric on every graph."
-        )
-    return metropolis_hastings(n, edges)  # max(deg_i, deg_j) is the degree
-
-
-WEIGHT_RULES = {"metropolis-hastings": metropolis_hastings, "uniform": uniform}
-
-
 def symmetric_weights(n: int, i: np.ndarray, j: np.ndarray, values: np.ndarray) -> SparseWeights:
     """W with w_ij = w_ji = the value of edge (i, j); every node keeps what its row lacks to 1."""
     own = 1.0 - np.bincount(np.concatenate([i, j]), np.concatenate([values, values]), n)

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from decentlam import simulate
-from decentlam.lab.data import Batches
 from decentlam.lab.detection.detectors import make_detector
 from decentlam.lab.detection.shapes import draw_shapes
 from decentlam.lab.recipes import Recipe, make
@@ -101,38 +99,6 @@ def compare(detector: str, directory: Path, nodes: int) -> None:
     assert_close(there, here)
     (evaluation,) = records(here, "evaluation")
     assert evaluation["consensus_distance"] > 1e-6
-
-
-def test_a_simulated_step_is_the_recursion_on_the_losses_of_each_node(prepared: Path):
-    """Against `simulate`, with gradients from one model that takes each node's parameters."""
-    plan = replace(recipe("retinanet", prepared, 3), method="dmsgd", micro_batch=None)
-    task = make_task(plan, Numerics("float64", CPU))
-    algorithm, network, _ = plan.chosen()
-    nodes = task.simulated(algorithm, network)
-    batches = Batches([torch.arange(k, 16, 3) for k in range(3)], 2, seed=0)
-    steps = [
-        [task.train_batch(batches.indices(k, i), batches.generator(k, i)) for i in range(3)]
-        for k in range(2)
-    ]
-    start, model = nodes.x.clone(), task.model()
-    for of_nodes in steps:
-        nodes.step(of_nodes, 0.01, None)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    sizes = [p.numel() for p in trained]
-    assert sum(sizes) < sum(p.numel() for p in model.parameters())  # the stem is frozen
-
-    def gradient(x, step):
-        rows = []
-        for row, batch in zip(x, steps[step], strict=True):
-            for p, value in zip(trained, row.split(sizes), strict=True):
-                p.data = value.view_as(p).clone()
-            grads = torch.autograd.grad(task.loss(model.train(), batch), trained)
-            rows.append(torch.cat([g.reshape(-1) for g in grads]))
-        return torch.stack(rows)
-
-    decay = {"weight_decay": plan.weight_decay}
-    expected = simulate(algorithm, network, start, gradient, lr=0.01, steps=2, **decay)
-    assert torch.allclose(nodes.x, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("detector", DETECTORS)

@@ -9,15 +9,12 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from decentlam.algorithms import Algorithm
 from decentlam.lab.detection import DetectionData, load_boxes
 from decentlam.lab.detection.detectors import make_detector
 from decentlam.lab.detection.images import DetectionBatch, TestBatch
 from decentlam.lab.detection.scores import MAIN, Scores, from_output, score
-from decentlam.lab.detection.simulated import SequentialNodes
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.tasks import Numerics, Outcome
-from decentlam.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +90,6 @@ class Detection:
             with self.numerics.autocast():
                 losses: dict[str, Tensor] = model(images, targets)
         return torch.stack(list(losses.values())).sum()
-
-    def simulated(self, algorithm: Algorithm, network: Topology) -> SequentialNodes:
-        """One node after another: which boxes are looked at depends on the images, and
-        `torch.func.vmap` cannot run that."""
-        return SequentialNodes(self, algorithm, network, self.recipe.weight_decay)
-
-    def simulated_step(
-        self, nodes: SequentialNodes, batches: Sequence[DetectionBatch], lr: float
-    ) -> Tensor:
-        return nodes.step(batches, lr, self.recipe.micro_batch)
 
     def settle(self, average: nn.Module) -> None:
         """Batch norm is frozen, or there is none."""

@@ -12,13 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from decentlam import SimulatedModule
-from decentlam.algorithms import Algorithm
 from decentlam.lab.data import Data, load
 from decentlam.lab.models import make_model
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.tasks import Numerics, Scores
-from decentlam.topology import Topology
 
 _VALUES = 2**23  # input values per test batch: 1,000 small images, 55 of ImageNet
 _ESTIMATE_BATCHES, _ESTIMATE_BATCH = 8, 256
@@ -65,23 +62,6 @@ class Classification:
         inputs, labels = self.numerics.inputs(batch[0]), batch[1].to(self.numerics.device)
         with self.numerics.autocast():
             return F.cross_entropy(model(inputs), labels)
-
-    def simulated(self, algorithm: Algorithm, network: Topology) -> SimulatedModule:
-        return SimulatedModule(
-            self.model(),
-            algorithm,
-            network,
-            lr=self.recipe.lr,
-            weight_decay=self.recipe.weight_decay,
-            autocast=self.numerics.autocast_dtype,
-        )
-
-    def simulated_step(
-        self, nodes: SimulatedModule, batches: Sequence[ImageBatch], lr: float
-    ) -> Tensor:
-        inputs = self.numerics.inputs(torch.stack([x for x, _ in batches]))
-        labels = torch.stack([y for _, y in batches]).to(self.numerics.device)
-        return nodes.step(F.cross_entropy, inputs, labels, lr, self.recipe.micro_batch)
 
     def settle(self, average: nn.Module) -> None:
         if self.recipe.batch_norm == "estimate":

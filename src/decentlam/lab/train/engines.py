@@ -31,6 +31,7 @@ from decentlam.lab.train.tasks import Scores, Task
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
+from decentlam.simulation.module import SimulatedModule
 from decentlam.topology import Topology
 
 KEEP = 2  # checkpoints of a run
@@ -50,7 +51,9 @@ class SimulatedEngine:
         self._recipe, self._task = recipe, task
         torch.manual_seed(recipe.seed)  # of dropout; nothing else draws from torch's own numbers
         self._algorithm, self._network, _ = recipe.chosen()
-        self._nodes = task.simulated(self._algorithm, self._network)
+        self._nodes = SimulatedModule(
+            task.model(), self._algorithm, self._network, weight_decay=recipe.weight_decay
+        )
         self._factor = recipe.factor(steps_per_epoch)
         self.num_nodes = recipe.nodes
         self.parameters = self._nodes.x.shape[1]
@@ -75,7 +78,9 @@ class SimulatedEngine:
 
     def train(self, batches: StepBatches) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
-        losses = self._task.simulated_step(self._nodes, batches, self.lr)
+        size = self._recipe.micro_batch
+        pieces = [self._task.pieces(batch, size) for batch in batches]
+        losses = self._nodes.step_on(self._task.loss, pieces, self.lr)
         self.step += 1
         return losses
 

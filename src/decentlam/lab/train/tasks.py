@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,9 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from decentlam.algorithms import Algorithm
 from decentlam.lab.recipes import Recipe
-from decentlam.topology import Topology
 
 Batch = Any  # of one node, as `train_batch` makes it
 Outcome = Any  # what a model did on a test batch; plain values that processes can send each other
@@ -49,24 +47,6 @@ class Numerics:
         return torch.autocast(self.device.type, self.autocast_dtype)
 
 
-class SimulatedNodes(Protocol):
-    """All nodes' models in one process."""
-
-    @property
-    def x(self) -> Tensor:
-        """All parameters that are trained, (n, d)."""
-
-    def node(self, rank: int) -> nn.Module: ...
-
-    def averaged(self) -> nn.Module: ...
-
-    def consensus_distance(self) -> float: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None: ...
-
-
 class Task(Protocol):
     """A task: from data to batches, from a batch to a loss, from a model to its scores."""
 
@@ -96,12 +76,6 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean over the samples, one number to call `backward` on."""
-
-    def simulated(self, algorithm: Algorithm, network: Topology) -> SimulatedNodes:
-        """Put all nodes into this process."""
-
-    def simulated_step(self, nodes: Any, batches: Sequence[Batch], lr: float) -> Tensor:
-        """Take one step of all nodes on their batches; return their losses before it, (n,)."""
 
     def settle(self, average: nn.Module) -> None:
         """Make the averaged model ready to be scored."""
