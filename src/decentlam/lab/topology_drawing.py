@@ -55,11 +55,12 @@ def positions(topology: Topology) -> np.ndarray:
         return np.stack([column, -row], 1) * 0.8
     radius = max(1.0, 0.25 * n / np.pi) if n <= 32 else 2.4
     if kind == "star" and n > 2:
-        return radius * np.concatenate([[[0.0, 0.0]], _circle(n - 1)])
-    return radius * _circle(n)
+        return radius * np.concatenate([[[0.0, 0.0]], circle(n - 1)])
+    return radius * circle(n)
 
 
-def _circle(n: int) -> np.ndarray:
+def circle(n: int) -> np.ndarray:
+    """Return n places on a circle of radius 1, (n, 2), the first on top."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n
     return np.stack([np.cos(angle), np.sin(angle)], 1) * (n > 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
@@ -134,6 +135,9 @@ class TrainOptions:
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = (
         False
     )
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run at a local address while it trains.")
+    ] = False
     workers: Annotated[
         int, typer.Option(min=0, help="Processes per node that load data; 0: none.")
     ] = 0
@@ -183,7 +187,11 @@ def train(options: TrainOptions) -> None:
 
     announcement = "stopping after this step; Ctrl-C again to stop at once"
     stop = Stop(launched=place is not None, notify=lambda: say(announcement))
-    with stop.listening():
+    with stop.listening(), contextlib.ExitStack() as shown:
+        if options.watch and first:
+            from decentlam.lab.watch import serving
+
+            say(f"shown at {shown.enter_context(serving(directory))} while it trains")
         summary = run(
             recipe,
             directory,

@@ -44,16 +44,16 @@ def score(
     looked_at = [image for image, _ in found]
     assert looked_at == list(range(len(images))), f"{len(images)} test images, but {looked_at}"
     truth = [
-        _entry(at, *box, label) | {"area": float(area), "iscrowd": int(ignored)}
+        _entry(at, *box.tolist(), label) | {"area": float(area), "iscrowd": int(ignored)}
         for at, image in enumerate(images)
         for box, label, area, ignored in zip(
             image.boxes, image.labels, image.areas, image.ignored, strict=True
         )
     ]
     seen = [
-        _entry(at, *row[:5]) | {"score": float(row[5]), "iscrowd": 0}
+        _entry(at, x1, y1, x2, y2, label) | {"score": value, "iscrowd": 0}
         for at, rows in found
-        for row in rows
+        for x1, y1, x2, y2, label, value in rows
     ]
     for entry in seen:
         entry["area"] = entry["bbox"][2] * entry["bbox"][3]
@@ -76,5 +76,5 @@ def score(
 
 
 def _entry(image: int, x1: float, y1: float, x2: float, y2: float, label: float) -> dict[str, Any]:
-    bbox = [float(x1), float(y1), float(x2 - x1), float(y2 - y1)]
+    bbox = [x1, y1, x2 - x1, y2 - y1]
     return {"image_id": image + 1, "category_id": int(label), "bbox": bbox}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decentlam.lab.report.content import content
+from decentlam.lab.report.nodes import Nodes
 from decentlam.lab.report.runs import find, read
 from decentlam.lab.values import Record, plain
 
@@ -25,7 +26,9 @@ def write(directories: Sequence[Path], out: Path) -> Path:
     """
     if out.is_dir():
         raise ValueError(f"{out} is a directory; give a file name, such as {out / 'report.html'}")
-    text = page(content([read(directory) for directory in find(directories)]))
+    found = find(directories)
+    processes = Nodes(found[0]).follow() if len(found) == 1 else []
+    text = page(content([read(directory) for directory in found], processes))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     return out

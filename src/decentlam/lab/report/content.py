@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from decentlam.lab import plot_style
-from decentlam.lab.report import curves
+from decentlam.lab.report import curves, nodes
 from decentlam.lab.report.formatting import (
     Spread,
     bytes_of,
@@ -19,6 +19,7 @@ from decentlam.lab.report.formatting import (
     spread,
     value_text,
 )
+from decentlam.lab.report.nodes import Process
 from decentlam.lab.report.run_groups import Group, Setting, collect
 from decentlam.lab.report.runs import Run, number
 from decentlam.lab.topology_drawing import LARGEST, positions
@@ -34,18 +35,29 @@ PARTS = {
 }
 
 
-def content(runs: Sequence[Run]) -> Record:
-    """Return everything that the page shows of these runs."""
+def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
+    """Return everything that the page shows of these runs, and of the processes of one."""
+    scripted = bool(processes) and not runs[0].steps
+    if scripted:
+        runs = [replace(runs[0], steps=nodes.steps(processes))]
     settings = collect(runs)
     several = [run for run in runs if run.status == "diverged"]
     notes = [f"{run.directory.name}: {note}." for run in runs for note in run.notes]
     if several:
         count = counted(len(runs), "run")
         notes.insert(0, f"{len(several)} of {count} diverged: shown, but in no average.")
+    charts = curves.charts(settings)
+    if processes:
+        per_epoch = 1.0 if scripted else number(runs[0].info.get("steps_per_epoch")) or 1.0
+        charts = curves.with_nodes(charts, nodes.curves(processes, per_epoch))
+    trained = f"{_either(runs, 'model')} on {_either(runs, 'data')}"
     return {
-        "title": f"{_either(runs, 'model')} on {_either(runs, 'data')}, {_nodes(runs)}",
+        "title": f"{runs[0].directory.resolve().name if scripted else trained}, {_nodes(runs)}",
+        "now": nodes.now(processes, runs[0].info),
+        "axis": "step" if scripted else "epoch",
+        "scripted": scripted,  # nothing is known but what `decentlam.monitor` wrote
         "lead": _lead(runs, settings),
-        "numbers": _numbers(runs, settings),
+        "numbers": [] if scripted else _numbers(runs, settings),
         "notes": notes,
         "settings": [setting.label for setting in settings],
         "columns": [[column.head, column.unit] for column in COLUMNS],
@@ -54,7 +66,7 @@ def content(runs: Sequence[Run]) -> Record:
             for at, setting in enumerate(settings)
             for group in setting.groups
         ],
-        "charts": curves.charts(settings),
+        "charts": charts,
         "parts": [*PARTS, "other"],
         "networks": _networks(runs),
         "facts": {
@@ -73,7 +85,7 @@ def content(runs: Sequence[Run]) -> Record:
 def _lead(runs: Sequence[Run], settings: Sequence[Setting]) -> str:
     methods = list(dict.fromkeys(g.label for setting in settings for g in setting.groups))
     where = f"{_either(runs, 'topology')}, {_either(runs, 'shards')} shards"
-    sentences = [f"{listed(methods)} on {where}."]
+    sentences = [f"{listed(methods)} on {where.replace(', ? shards', '')}."]
     if all(run.info.get("simulated") for run in runs):
         sentences.append("All nodes were simulated in one process: no time is that of a network.")
     return " ".join(sentences)

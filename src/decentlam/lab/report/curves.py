@@ -87,6 +87,27 @@ def charts(settings: Sequence[Setting]) -> list[Record]:
     ]
 
 
+def with_nodes(charts: list[Record], bands: dict[str, Record]) -> list[Record]:
+    """Return the charts of one run with what its processes wrote: bands over the nodes."""
+    notes = {
+        "loss": ("Training loss", "Of each node: mean, lowest and highest.", "linear"),
+        "disagreement": (
+            "Disagreement",
+            "Distance of the nodes from their average, estimated from what mixing moves.",
+            "log",
+        ),
+    }
+    drawn: list[Record] = []
+    for name, band in bands.items():
+        title, note, scale = notes[name]
+        line = {**band, "name": "", "diverged": False, "group": 0}
+        chart = {"name": name, "title": title, "note": note, "unit": "", "scale": scale}
+        drawn.append(chart | {"lines": [line]})
+    known = [chart for chart in charts if chart["lines"] and chart["name"] not in bands]
+    scores = [chart for chart in known if chart["unit"] == "%"]
+    return [*scores, *drawn, *(chart for chart in known if chart not in scores)]
+
+
 def _lines(chart: Chart, group: Group) -> list[Record]:
     """Return the mean of the group with its spread, then each run that is not part of it."""
     lines = [_line(chart, group.averaged) | {"name": "", "diverged": False}]

@@ -38,6 +38,10 @@
     }
   }
 
+  function hide(id, hidden) {
+    document.getElementById(`${id}-title`).parentElement.hidden = Boolean(hidden);
+  }
+
   function section(id, title, ...content) {
     return html("section", { "aria-labelledby": `${id}-title` },
       html("h2", { id: `${id}-title` }, title), ...content);
@@ -80,9 +84,12 @@
       ...(more ? [html("dd", {}, html("small", {}, more))] : []))));
 
   function header() {
-    const state = data.live ? "live" : "report";
-    return [html("p", { class: "kicker" }, `decentlam ${state}`), html("h1", {}, data.title),
-      html("p", { class: "lead" }, data.lead), numbers(data.numbers)];
+    const live = [html("span", { class: "live" }, "live"), html("span", { class: "late" },
+      "no answer; these are the last values")];
+    return [html("p", { class: "kicker" }, data.live ? "decentlam " : "decentlam report",
+      ...(data.live ? live : [])), html("h1", {}, data.title),
+      html("p", { class: "lead" }, data.lead),
+      ...(data.numbers.length && !data.live ? [numbers(data.numbers)] : [])];
   }
 
   function results() {
@@ -127,6 +134,54 @@
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
   }
 
+  // The nodes, now -----------------------------------------------------------------------------
+
+  // Late is orange, lost is struck out; what is usual is plain.
+  function looks(row) {
+    const late = Math.max(0, Math.min(1, row.late / 0.5));
+    return { class: row.state, "--late": `${Math.round(100 * late)}%`,
+      title: `${row.name}, ${row.state}, step ${row.step}, ${percent(row.late)} of the median` };
+  }
+
+  const percent = (late) => `${late < 0 ? "−" : "+"}${Math.abs(Math.round(100 * late))} %`;
+
+  function state() {
+    const now = data.now, rows = new Map(now.nodes.map((row) => [row.member, row]));
+    const look = (at) => {
+      const { title, ...more } = looks(rows.get(now.members[at]));
+      return { title, ...more };
+    };
+    const label = `${now.nodes.length} nodes. ${now.caption}`;
+    const picture = graph(now.places, now.edges, label, { look,
+      name: (at) => rows.get(now.members[at]).name.replace(/^\D+/, "") });
+    const few = now.nodes.length > 16;
+    const listed = few ? now.nodes.filter((row) => row.state !== "ok").slice(0, 8)
+      .concat(now.nodes.filter((row) => row.state === "ok").slice(0, 8)) : now.nodes;
+    const sum = (values) => values.reduce((a, b) => a + b, 0);
+    const longest = Math.max(...listed.map((row) => sum(row.split)), 1e-9);
+    const words = (row) => now.parts.map((part, at) =>
+      `${part} ${share(row.split[at] / (sum(row.split) || 1))}`);
+    const mark = (row) => (row.state === "lost" || row.state === "joined" ? [row.state] : [])
+      .concat(row.state !== "lost" && row.late > 0.1 ? [`${percent(row.late)} late`] : []);
+    const bars = listed.flatMap((row) => [
+      html("div", { class: `name ${row.state}` },
+        html("span", {}, row.name, ...small(mark(row).join(", ")))),
+      row.state === "lost" ? html("div", { class: "bar" }) : bar(row.split, longest, words(row)),
+      html("div", { class: "whole" }, row.whole, ...small(`step ${row.step.toLocaleString("en")}`)),
+    ]);
+    const rest = now.nodes.length - listed.length;
+    return [numbers(now.numbers),
+      ...(now.warnings.length ? [html("ul", { class: "odd", "aria-label": "Warnings" },
+        ...now.warnings.map((text) => html("li", {}, text)))] : []),
+      html("div", { class: "state" },
+        html("figure", { class: "network" }, html("div", { class: "panels" },
+          html("div", {}, picture)), html("figcaption", {}, `${now.caption} Orange nodes are late.`)),
+        html("div", {}, legend_of(now.parts, listed.map((row) => row.split), longest),
+          html("div", { class: "bars" }, ...bars),
+          ...(rest > 0 ? [html("p", { class: "small" },
+            `The slowest of ${now.nodes.length} nodes; ${rest} others are not listed.`)] : [])))];
+  }
+
   // Time, networks, how to repeat it ------------------------------------------------------------
 
   const share = (value) => `${Math.round(100 * value)} %`;
@@ -138,9 +193,9 @@
       ...pieces.filter((_, at) => split[at] > 0));
   }
 
-  function legendOfParts(splits, longest) {
-    const used = data.parts.map((_, at) => splits.some((split) => split[at] > 1e-3 * longest));
-    return html("ul", { class: "parts" }, ...data.parts.map((name, at) =>
+  function legend_of(names, splits, longest) {
+    const used = names.map((_, at) => splits.some((split) => split[at] > 1e-3 * longest));
+    return html("ul", { class: "parts" }, ...names.map((name, at) =>
       html("li", {}, html("span", { class: `key part${at}` }), name)).filter((_, at) => used[at]));
   }
 
@@ -149,7 +204,7 @@
     if (!timed.length) return [html("p", {}, "No step was timed.")];
     const sum = (values) => values.reduce((a, b) => a + b, 0);
     const longest = Math.max(...timed.map((group) => sum(group.split)));
-    return [legendOfParts(timed.map((group) => group.split), longest),
+    return [legend_of(data.parts, timed.map((group) => group.split), longest),
       html("div", { class: "bars" }, ...timed.flatMap((group) => [
         html("div", { class: "name" }, ...named(group)),
         bar(group.split, longest,
@@ -159,7 +214,7 @@
   }
 
   // A graph: nodes at places, edges between them; `look` says more about a node.
-  function graph(places, edges, label, { directed = false, look = () => ({}) } = {}) {
+  function graph(places, edges, label, { directed = false, look = () => ({}), name = String } = {}) {
     const n = places.length, xs = places.map((p) => p[0]), ys = places.map((p) => p[1]);
     const span = Math.max(Math.max(...xs) - Math.min(...xs), Math.max(...ys) - Math.min(...ys));
     const r = n > 1 ? Math.min(0.17 * Math.max(1, span / 3.2), (1.1 * span) / n) : 0.17;
@@ -182,7 +237,7 @@
       const dot = svg("circle", { cx: x, cy: y, r, ...more });
       if (title) dot.append(svg("title", {}, title));
       const text = { x, y: y + 0.36 * r, "font-size": r * (node < 10 ? 1 : 0.9) };
-      return n > 32 ? [dot] : [dot, svg("text", text, String(node))];
+      return n > 32 ? [dot] : [dot, svg("text", text, name(node))];
     });
     const frame = { role: "img", "aria-label": label, viewBox: `${left} ${top} ${size.join(" ")}`,
       "--s": `${span / 160}px` };
@@ -240,7 +295,7 @@
   }
 
   function linearScale(low, high, from, to, count) {
-    if (high - low < 1e-12 * Math.max(1, Math.abs(high))) [low, high] = [low - 0.5, high + 0.5];
+    if (high - low < 1e-12 * Math.max(1, Math.abs(high))) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     const step = niceStep(high - low, count);
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
     const ticks = [];
@@ -355,7 +410,7 @@
 
   function draw(view) {
     const { state, picture } = view;
-    const chart = data.charts.find((one) => one.name === view.name);
+    const chart = data.charts.find((one) => one.name === view.name) ?? { lines: [] };
     const width = Math.max(260, view.figure.clientWidth), height = view.height(width);
     const box = { left: 8, right: width - 10, top: 10, bottom: height - 34, small: width < 560 };
     const lines = (view.lines = visibleLines(chart));
@@ -379,7 +434,7 @@
       picture.append(svg("text", { x: x.at(value), y: box.bottom + 18, class: "tick x" }, label));
     }
     picture.append(svg("path", { d: `M${left} ${box.bottom}H${box.right}`, class: "axis" }));
-    picture.append(svg("text", { x: box.right, y: height - 3, class: "tick unit" }, "epoch"));
+    picture.append(svg("text", { x: box.right, y: height - 3, class: "tick unit" }, data.axis));
     const size = { width: box.right - left + 6, height: box.bottom - box.top + 6 };
     const frame = svg("rect", { x: left, y: box.top - 6, ...size });
     const clip = svg("clipPath", { id: `clip-${chart.name}` }, frame);
@@ -414,7 +469,7 @@
       const known = line.y.filter((v) => v !== null);
       return `${nameOf(line)} ${show(known[known.length - 1], chart.unit)}`;
     });
-    return `${chart.title} by epoch. At the end: ${ends.join("; ")}. Arrow keys read values.`;
+    return `${chart.title} by ${data.axis}. At the end: ${ends.join("; ")}. Arrow keys read values.`;
   }
 
   function point(view, at) {
@@ -442,7 +497,7 @@
       return html("tr", {}, html("th", {}, mark, nameOf(line)),
         html("td", {}, show(value, unit)), html("td", { class: "spread" }, spread));
     }));
-    readout.replaceChildren(html("p", {}, `epoch ${+epoch.toPrecision(4)}`), table);
+    readout.replaceChildren(html("p", {}, `${data.axis} ${+epoch.toPrecision(6)}`), table);
     readout.hidden = false;
     const scale = view.figure.clientWidth / (box.right + 10);
     const room = view.figure.clientWidth - readout.offsetWidth;
@@ -520,7 +575,17 @@
 
   function draw_all() {
     document.title = data.title;
+    hide("state", !data.now);
+    hide("results", data.scripted);
+    hide("time", !data.groups.length);
+    hide("network", !data.networks.length);
+    hide("repeat", !data.groups.length);
+    for (const chart of data.charts.filter((one) => one.lines.length)) {
+      if (!document.getElementById(`chart-${chart.name}`)) addChart(chart, charts.length);
+    }
+    hide("curves", !charts.length);
     part("header", [data.title, data.lead, data.numbers, data.live], header);
+    if (data.now) part("state", data.now, state);
     part("results", [here(), data.notes, data.columns], results);
     part("controls", [here().map(({ cells, split, ...g }) => g.label + g.detail), data.settings],
       legend);
@@ -532,6 +597,7 @@
 
   document.querySelector("main").replaceChildren(
     html("header", { id: "header" }),
+    section("state", data.live ? "Now" : "Nodes", html("div", { id: "state" })),
     section("results", "Results", html("div", { id: "results" })),
     section("curves", "Curves", html("div", { id: "controls" }), html("div", { id: "charts" }),
       html("p", { class: "small" }, "Point at a chart, or move along it with the arrow keys, to "
@@ -539,10 +605,24 @@
         + "highest. A run that diverged is drawn by itself, thin, up to its ×. A log scale leaves "
         + "out what is below a ten-thousandth of its highest value.")),
     section("time", "Time of a step", html("div", { id: "time" })),
-    section("network", "Network", html("div", { id: "networks", class: "networks" })),
+    section("network", "Topology", html("div", { id: "networks", class: "networks" })),
     section("repeat", "Repeat it", html("div", { id: "repeat" })));
-  data.charts.forEach(addChart);
   draw_all();
+  // While the run is under way, its server has newer values.
+  async function follow() {
+    try {
+      const answer = await fetch("values", { cache: "no-store" });
+      if (!answer.ok) throw new Error(answer.statusText);
+      data = await answer.json();
+      document.body.classList.remove("stale");
+      draw_all();
+    } catch {
+      document.body.classList.add("stale"); // the server has ended; what it said last stays
+    }
+    if (data.live) setTimeout(follow, 1000 * data.live);
+  }
+  if (data.live) setTimeout(follow, 1000 * data.live);
+
   addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach((one) => { one.open = true; });
   });

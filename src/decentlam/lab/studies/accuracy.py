@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def large_batch(
 ) -> Accuracies:
     """Return one fixed setting in depth, and a trend over batches with rates chosen per method."""
     nodes = 8 if nodes is None else nodes
-    methods = METHODS
+    methods: tuple[str, ...] = METHODS
     if quick:
         data, methods = (
             "digits",
@@ -107,11 +107,11 @@ def models(
     ResNet-20 in minutes: convolutions get the digits, some 1,400 images of 8 x 8."""
     nodes = 8 if nodes is None else nodes
     large, small = fitting(nodes, 2000, 8000), fitting(nodes, 128, 512)
-    what = (("linear", data, large, 20.0), ("mlp", data, large, 20.0))
-    what += (("cnn", "digits", small, 60.0), ("resnet20", "digits", small, 20.0))
+    what = [("linear", data, large, 20.0), ("mlp", data, large, 20.0)]
+    what += [("cnn", "digits", small, 60.0), ("resnet20", "digits", small, 20.0)]
     if quick:
         small = fitting(nodes, 128, 1024)
-        what = (("mlp", "digits", small, 5.0), ("cnn", "digits", small, 2.0))
+        what = [("mlp", "digits", small, 5.0), ("cnn", "digits", small, 2.0)]
     methods = ("pmsgd", "dmsgd", "qg-dmsgd", "decentlam")
     cases = tuple(Case(m, methods, batches, m, on, epochs=e) for m, on, batches, e in what)
     return Accuracies(cases, seeds_from(seed, 2 if quick else 3), nodes, data_path=data_path)
@@ -301,8 +301,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"accuracy": dot_panels(panels, "batch")}
 
 
-def _study(name: str, recipe: object, summary: str) -> Study:
-    return Study(name, summary, recipe, run, table, notes, figures, resumable=True)  # type: ignore[arg-type]
+def _study(name: str, recipe: Callable[..., Accuracies], summary: str) -> Study:
+    return Study(name, summary, recipe, run, table, notes, figures, resumable=True)
 
 
 LARGE_BATCH = _study(

@@ -186,6 +186,7 @@ def train_node(
         _warn(recipe, task, options)
     message = ""
     with RunWriter(options, engine, steps_per_epoch, task.notes) as writer:
+        engine.watch(directory, writer.steps)
         try:
             status = train_steps(
                 recipe, batches, engine, writer, meter, options.workers, asked_to_stop
@@ -195,6 +196,7 @@ def train_node(
             if options.elastic and isinstance(error, DivergenceError):
                 raise ValueError(error.message) from error  # ends the run of all nodes
             status, (done, seconds, message) = "diverged", _divergence(error, store)
+        engine.unwatch()
         writer.write("end", done, status=status, seconds=seconds)
         evaluation = writer.last_evaluation
     if status == "diverged" and store is not None:
