@@ -447,15 +447,6 @@ def test_all_use_gloo_where_one_has_no_gpu_of_its_own(
     assert [why in line for line in caplog.messages] == ([True] if why else [])
 
 
-def test_what_the_user_asks_for_is_not_looked_up(join: Join) -> None:
-    assert join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init("gloo"))["backend"] == "gloo"
-
-
-def test_nccl_by_name_takes_the_gpu_of_the_process(join: Join) -> None:
-    asked = join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init("nccl"))
-    assert (asked["backend"], asked["device_id"]) == ("nccl", torch.device("cuda", 1))
-
-
 def test_nccl_by_name_without_a_gpu_is_refused(join: Join) -> None:
     with pytest.raises(RuntimeError, match="the nccl backend needs a GPU"):
         join(TORCHRUN, [], {}, lambda: decentlam.init("nccl"))
@@ -474,14 +465,6 @@ def test_an_optimizer_joins_with_the_gpu_of_its_parameters(join: Join) -> None:
     device = torch.device("cuda", 0)  # not the one that a launcher's numbers would give
     asked = join(TORCHRUN, ["a", "b"], {}, lambda: group.init_if_launched(device))
     assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
-
-
-def test_torch_that_would_split_the_group_is_not_told_the_gpu(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group, "can_form_lazily", lambda: False)
-    asked = join(TORCHRUN, ["a", "b"], {0: "a"})
-    assert asked["device_id"] is None and asked["used"] == torch.device("cuda", 1)
 
 
 def test_groups_of_nccl_are_not_split_from_the_first_one(
@@ -532,15 +515,3 @@ def test_after_an_error_nobody_waits_until_all_leave_nccl(
     command = [sys.executable, str(script), backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.stdout.strip() == said, done.stderr
-
-
-def test_a_group_that_was_given_up_is_not_destroyed_later(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    join(TORCHRUN, [], {})
-    closed: list[Any] = []
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
-    monkeypatch.setattr(watch, "close_connections", closed.append)
-    watch.destroy_group(alone=True)
-    watch.destroy_group()
-    assert closed == [dist.group.WORLD] and dist.is_initialized()

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ from decentlam.topology import Topology
 log = logging.getLogger(__name__)
 
 _TAG = 1 << 13  # of the inner state's messages, behind those of all buckets
+
+
+def _of_averaging(name: str) -> Any:
+    """Return a property that is the one of the optimizer that averages."""
+    own = getattr(DecentralizedOptimizer, name)
+    return property(attrgetter(f"_averaging.{name}"), doc=own.__doc__)
 
 
 class LocalSteps(Optimizer, Joinable):
@@ -370,30 +377,14 @@ class LocalSteps(Optimizer, Joinable):
         """The optimizer that averages; its steps are the averages."""
         return self._averaging
 
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime that exchanges the messages."""
-        return self._averaging.runtime
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm that an average is a step of."""
-        return self._averaging.algorithm
-
-    @property
-    def topology(self) -> Topology:
-        """The topology: who averages with whom."""
-        return self._averaging.topology
-
-    @property
-    def network(self) -> Network:
-        """The network: which process is which node."""
-        return self._averaging.network
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The numbers of the processes that take part, which change with elastic=True."""
-        return self._averaging.members
+    runtime: Runtime = _of_averaging("runtime")
+    algorithm: Algorithm = _of_averaging("algorithm")
+    topology: Topology = _of_averaging("topology")
+    network: Network = _of_averaging("network")
+    members: tuple[int, ...] = _of_averaging("members")
+    statistics: StepStatistics = _of_averaging("statistics")  # of the last average
+    join_device: torch.device = _of_averaging("join_device")
+    join_process_group: Any = _of_averaging("join_process_group")
 
     @property
     def place(self) -> Place:
@@ -413,11 +404,6 @@ class LocalSteps(Optimizer, Joinable):
         if isinstance(self.every, str):
             return self._taken
         return self._sent * self.every + self._since
-
-    @property
-    def statistics(self) -> StepStatistics:
-        """The cost of the last average: time waited, bytes sent, share of the exchange hidden."""
-        return self._averaging.statistics
 
     @contextlib.contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -464,14 +450,6 @@ class LocalSteps(Optimizer, Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         self._averaging.join_hook(**kwargs)  # refuses what cannot join
         return _AnswerNeighbors(self)
-
-    @property
-    def join_device(self) -> torch.device:
-        return self.network.control_device
-
-    @property
-    def join_process_group(self) -> Any:
-        return self.network.group
 
 
 @dataclass(frozen=True, eq=False)
