@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
@@ -36,6 +35,7 @@ from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.topology import Topology
 
 NODES, RUN = "nodes", "run.json"  # in the directory: a file per process, and what the run is
+RECORDS = "records.jsonl"  # of `decentlam train`, which has written run.json already
 Record = dict[str, Any]  # plain values
 Destination = Any  # a directory, a SummaryWriter, wandb.run, or a function of a record
 T = TypeVar("T")
@@ -152,6 +152,7 @@ class Monitor:
         members = optimizer.members
         self._latest = {
             "time": time.time(),
+            "pid": os.getpid(),
             "node": network.node,
             "member": members[network.rank],
             "members": list(members),
@@ -290,7 +291,7 @@ def _writer(optimizer: Any, to: Destination, total: int | None) -> Callable[[Rec
 
 def numbers(record: Record) -> dict[str, float]:
     """Return the numbers of a record that loggers take, named `decentlam/wait_seconds` and so."""
-    left_out = ("time", "node", "member", "step", "total_steps", "ended")
+    left_out = ("time", "pid", "node", "member", "step", "total_steps", "ended")
     return {
         f"decentlam/{name}": value
         for name, value in record.items()
@@ -313,21 +314,19 @@ class _Directory:
         self._sending: Future[Any] | None = None
         self._from: list[int] = []  # ranks whose records come through the store
         alone = elastic or network.group is None
-        mark = self._nodes / f".{secrets.token_hex(8)}"
         if network.rank == 0 or alone:
             self._nodes.mkdir(parents=True, exist_ok=True)
-            if not (directory / RUN).exists() and (network.node == 0 or not elastic):
+            if network.node == 0 and not (directory / RECORDS).exists():
                 _describe(directory / RUN, optimizer, total)
         if alone:  # processes of an elastic run come and go: each needs the directory
             return
-        name, host = str(mark), socket.gethostname()
+        mark = f".{secrets.token_hex(8)}"
         if network.rank == 0:
-            mark.touch()
-        name, host = network.gather([name, host])[0]
-        sees = Path(name).exists()
+            (self._nodes / mark).touch()
+        sees = (self._nodes / network.gather(mark)[0]).exists()
         seen = network.gather(sees)
         if network.rank == 0:
-            mark.unlink()
+            (self._nodes / mark).unlink()
         self._from = [rank for rank, there in enumerate(seen) if not there]
         if self._from and (network.rank == 0 or not sees):
             store: Any = dist.distributed_c10d._get_default_store()

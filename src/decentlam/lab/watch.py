@@ -19,7 +19,7 @@ from rich.text import Text
 
 from decentlam.lab.report import page
 from decentlam.lab.report.content import content
-from decentlam.lab.report.nodes import Nodes, now
+from decentlam.lab.report.nodes import Nodes, now, of_this_run
 from decentlam.lab.report.runs import UNFINISHED, read
 from decentlam.lab.values import Record, plain
 
@@ -125,7 +125,7 @@ def in_terminal(directory: Path, console: Console, rounds: int | None = None) ->
         while rounds is None or rounds > 0:
             try:
                 run = read(directory)
-                seen = now(nodes.follow(), run.info)
+                seen = now(of_this_run(nodes.follow(), run.info), run.info)
             except (OSError, ValueError) as error:
                 seen, run = None, None
                 live.update(Text(str(error)), refresh=True)

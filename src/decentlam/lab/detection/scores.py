@@ -44,10 +44,10 @@ def score(
     looked_at = [image for image, _ in found]
     assert looked_at == list(range(len(images))), f"{len(images)} test images, but {looked_at}"
     truth = [
-        _entry(at, *box.tolist(), label) | {"area": float(area), "iscrowd": int(ignored)}
+        _entry(at, *box, label) | {"area": float(area), "iscrowd": int(ignored)}
         for at, image in enumerate(images)
         for box, label, area, ignored in zip(
-            image.boxes, image.labels, image.areas, image.ignored, strict=True
+            image.boxes.tolist(), image.labels, image.areas, image.ignored, strict=True
         )
     ]
     seen = [

@@ -37,6 +37,7 @@ PARTS = {
 
 def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
     """Return everything that the page shows of these runs, and of the processes of one."""
+    processes = nodes.of_this_run(processes, runs[0].info)
     scripted = bool(processes) and not runs[0].steps
     if scripted:
         runs = [replace(runs[0], steps=nodes.steps(processes))]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class Process:
             while record and self.records and self.records[-1]["step"] > record["step"]:
                 self.records.pop()  # it was resumed from there
             self.records += [record] if record else []
-        if len(self.records) > _MOST_RECORDS:
+        while len(self.records) > _MOST_RECORDS:
             self.records = [*self.records[:-1:2], self.records[-1]]
 
     @property
@@ -100,6 +101,15 @@ class Nodes:
                 process.follow(file)
         found = [process for process in self._all.values() if process.records]
         return sorted(found, key=lambda process: process.member)
+
+
+def of_this_run(processes: Sequence[Process], info: Record) -> list[Process]:
+    """Leave out those that have written nothing since the run began."""
+    try:
+        started = datetime.fromisoformat(str(info.get("started"))).timestamp() - 5
+    except ValueError:
+        started = 0.0
+    return [process for process in processes if process.last["time"] > started]
 
 
 def merged(processes: Sequence[Process], key: str) -> list[tuple[float, float, float, float]]:
