@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -41,7 +42,7 @@ Destination = Any  # a directory, a SummaryWriter, wandb.run, or a function of a
 T = TypeVar("T")
 
 _WARNINGS = 5  # the last ones that a record has
-_PIECE = 1 << 18  # elements of a message that are looked at together
+_SAMPLE, _PIECE = 1 << 20, 1 << 14  # elements of a model that are looked at, and together
 
 
 def monitor(
@@ -233,7 +234,8 @@ class _Mixing(Exchange):
     def end(self) -> None:
         if self._pending:
             self._step = self._pending[0][1].step
-            self._moved = sum(_moved(p, self._sizes[b]) for b, p in self._pending)
+            every = max(1, sum(self._sizes) // _SAMPLE)
+            self._moved = sum(_moved(p, self._sizes[b], every) for b, p in self._pending)
             self._pending, self.due = [], False
         self._inner.end()
 
@@ -253,14 +255,16 @@ class _Mixing(Exchange):
         return math.sqrt(moved / scale) if scale > 0 and math.isfinite(moved) else None
 
 
-def _moved(pending: Pending, size: int) -> float:
-    """Return the square of what the mix moved the message; its first term is the message itself."""
-    total, own = 0.0, pending.terms[0][1]
-    for start in range(0, size, _PIECE):
-        part = slice(start, min(start + _PIECE, size))
+def _moved(pending: Pending, size: int, every: int) -> float:
+    """Return the square of what the mix moved the message, whose first term is the message itself;
+    from one piece in `every`."""
+    parts = [slice(k, min(k + _PIECE, size)) for k in range(0, size, _PIECE * every)]
+    squares, own = [], pending.terms[0][1]
+    for part in parts:
         mixed = combine([(weight, term[part]) for weight, term in pending.terms])
-        total += (mixed - own[part]).square_().sum().item()
-    return total
+        squares.append((mixed - own[part]).square_().sum())
+    seen = sum(part.stop - part.start for part in parts)
+    return torch.stack(squares).sum().item() * size / seen if seen else 0.0
 
 
 # Where records go --------------------------------------------------------------------------------
@@ -278,7 +282,8 @@ def _writer(optimizer: Any, to: Destination, total: int | None) -> Callable[[Rec
         def log(record: Record) -> None:
             values: dict[str, float] = {}
             _each(record, values.__setitem__)
-            to.log(values)
+            if values:
+                to.log(values)
 
         return log
     if callable(to):
@@ -290,7 +295,10 @@ def _writer(optimizer: Any, to: Destination, total: int | None) -> Callable[[Rec
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """Return the numbers of a record that loggers take, named `decentlam/wait_seconds` and so."""
+    """Return the numbers of a record that loggers take, named `decentlam/wait_seconds` and so;
+    none of the last record, which says no more than that it is the last."""
+    if record.get("ended"):
+        return {}
     left_out = ("time", "pid", "node", "member", "step", "total_steps", "ended")
     return {
         f"decentlam/{name}": value

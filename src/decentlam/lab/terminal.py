@@ -6,6 +6,8 @@ import dataclasses
 import difflib
 import inspect
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
@@ -17,6 +19,8 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from decentlam.lab.values import Record, Tick, explained, plain, show
+
+_LINE_SECONDS = 30.0
 
 
 class Commands(TyperGroup):
@@ -130,13 +134,25 @@ def console() -> Console:
 
 @contextmanager
 def progress(what: str) -> Iterator[Tick]:
-    """Show a bar on stderr; nothing when stderr is not a terminal."""
-    err = Console(stderr=True)
+    """Show a bar with the time left on stderr; without a terminal, a line now and then."""
+    err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=None)
+        begun = said = time.monotonic()
 
         def tick(done: int, total: int, doing: str) -> None:
+            nonlocal said
             bar.update(task, completed=done, total=total, description=f"{what}: {doing}")
+            now = time.monotonic()
+            if not err.is_terminal and now - said > _LINE_SECONDS and 0 < done < total:
+                said, left = now, (now - begun) / done * (total - done)
+                err.print(f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}")
 
         yield tick
+
+
+def say_loading(what: str) -> None:
+    """Say at once that something will come, before what takes seconds to import."""
+    if sys.stderr.isatty():
+        typer.echo(f"decentlam: loading {what}", err=True)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from decentlam.lab.terminal import (
     out_option,
     print_json,
     print_table,
+    say_loading,
     takes_options,
 )
 from decentlam.launch import launched_process
@@ -165,8 +165,8 @@ def train(options: TrainOptions) -> None:
     report.html in its directory.
     """
     launched = None if options.simulate else launched_process()
-    if sys.stderr.isatty() and not options.quiet and (launched is None or launched.rank == 0):
-        typer.echo("decentlam: loading torch and the recipe", err=True)
+    if not options.quiet and (launched is None or launched.rank == 0):
+        say_loading("torch and the recipe")
     from decentlam.lab.train import Stop
     from decentlam.lab.train import train as run
     from decentlam.launch.init import init

@@ -44,14 +44,14 @@ def score(
     looked_at = [image for image, _ in found]
     assert looked_at == list(range(len(images))), f"{len(images)} test images, but {looked_at}"
     truth = [
-        _entry(at, *box, label) | {"area": float(area), "iscrowd": int(ignored)}
+        _entry(at, label, *box) | {"area": float(area), "iscrowd": int(ignored)}
         for at, image in enumerate(images)
         for box, label, area, ignored in zip(
             image.boxes.tolist(), image.labels, image.areas, image.ignored, strict=True
         )
     ]
     seen = [
-        _entry(at, x1, y1, x2, y2, label) | {"score": value, "iscrowd": 0}
+        _entry(at, label, x1, y1, x2, y2) | {"score": value, "iscrowd": 0}
         for at, rows in found
         for x1, y1, x2, y2, label, value in rows
     ]
@@ -75,6 +75,6 @@ def score(
     return {name: value if value >= 0 else None for name, value in zip(_COCO, stats, strict=False)}
 
 
-def _entry(image: int, x1: float, y1: float, x2: float, y2: float, label: float) -> dict[str, Any]:
+def _entry(image: int, label: float, x1: float, y1: float, x2: float, y2: float) -> dict[str, Any]:
     bbox = [x1, y1, x2 - x1, y2 - y1]
     return {"image_id": image + 1, "category_id": int(label), "bbox": bbox}

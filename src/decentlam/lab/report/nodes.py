@@ -179,6 +179,10 @@ def now(processes: Sequence[Process], info: Record) -> Record | None:
     usual = statistics.median(_own(p.last) for p in here) if here else 0.0
     rows = [_row(p, states[p.member], usual) for p in processes]
     rows.sort(key=lambda row: (row["state"] == "lost", -row["late"]))
+    if info.get("simulated"):  # one after another in one process: no node is late
+        rows.sort(key=lambda row: -(row["loss"] or 0.0))
+        for row in rows:
+            row |= {"split": [], "whole": "" if row["loss"] is None else f"loss {row['loss']:.4g}"}
     return {
         "numbers": _numbers(here, rows, fresh, info),
         "nodes": rows,
@@ -240,6 +244,7 @@ def _numbers(
     sent = _median(here, lambda last: last["bytes_sent"] or 0.0)
     size, n = number(info.get("parameters")), len(fresh["members"])
     slow = max(rows, key=lambda row: row["late"])
+    slowest = [["slowest", slow["name"], f"{slow['late']:+.0%} beside the median, without waiting"]]
     changes = [f"{count} {what}" for count, what in ((lost, "lost"), (joined, "joined")) if count]
     epoch = f"epoch {step / per_epoch:.4g}" if per_epoch else ""
     left = (
@@ -262,11 +267,7 @@ def _numbers(
             if size
             else "",
         ],
-        [
-            "slowest",
-            slow["name"],
-            f"{slow['late']:+.0%} beside the median, without waiting",
-        ],
+        *([] if info.get("simulated") else slowest),
         ["learning rate", "–" if fresh["lr"] is None else f"{fresh['lr']:.4g}", ""],
     ]
 

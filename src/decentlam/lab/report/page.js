@@ -170,16 +170,17 @@
       html("div", { class: "whole" }, row.whole, ...small(`step ${row.step.toLocaleString("en")}`)),
     ]);
     const rest = now.nodes.length - listed.length;
+    const late = now.nodes.some((row) => row.late > 0.1) ? " Orange nodes are late." : "";
     return [numbers(now.numbers),
       ...(now.warnings.length ? [html("ul", { class: "odd", "aria-label": "Warnings" },
         ...now.warnings.map((text) => html("li", {}, text)))] : []),
       html("div", { class: "state" },
         html("figure", { class: "network" }, html("div", { class: "panels" },
-          html("div", {}, picture)), html("figcaption", {}, `${now.caption} Orange nodes are late.`)),
+          html("div", {}, picture)), html("figcaption", {}, now.caption + late)),
         html("div", {}, legend_of(now.parts, listed.map((row) => row.split), longest),
           html("div", { class: "bars" }, ...bars),
           ...(rest > 0 ? [html("p", { class: "small" },
-            `The slowest of ${now.nodes.length} nodes; ${rest} others are not listed.`)] : [])))];
+            `The first of ${now.nodes.length} nodes; ${rest} others are not listed.`)] : [])))];
   }
 
   // Time, networks, how to repeat it ------------------------------------------------------------
@@ -240,7 +241,7 @@
       return n > 32 ? [dot] : [dot, svg("text", text, name(node))];
     });
     const frame = { role: "img", "aria-label": label, viewBox: `${left} ${top} ${size.join(" ")}`,
-      "--s": `${span / 160}px` };
+      "--s": `${span / (n > 32 ? 400 : 160)}px` };
     return svg("svg", frame, ...lines, ...nodes.flat());
   }
 
