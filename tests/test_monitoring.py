@@ -56,14 +56,18 @@ def test_a_function_gets_plain_records_of_the_steps_since_the_last() -> None:
 def test_records_are_as_rare_as_asked_and_means_of_what_lay_between() -> None:
     records: list[dict[str, Any]] = []
     optimizer, model, watch = alone(records.append, every_seconds=1e6)
-    trained(optimizer, model, watch)
-    assert records == []
-    watch._every = 0.0
-    values = iter([5.0])
-    watch.log(own=next(values))
     trained(optimizer, model, watch, 1)
-    (record,) = records
-    assert record["step"] == STEPS + 1 and record["own"] == 5.0
+    losses: list[float] = []
+    for _ in range(3):
+        before = len(records)
+        watch.log(own=float(len(losses)))
+        losses.append(float(len(losses)))
+        trained(optimizer, model, watch, 1)
+        assert len(records) == before == 1
+    watch._every = 0.0
+    trained(optimizer, model, watch, 1)
+    assert [record["step"] for record in records] == [1, 5]
+    assert records[1]["own"] == sum(losses) / 3
 
 
 def test_loading_counts_the_seconds_until_a_batch_is_there() -> None:

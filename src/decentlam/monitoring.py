@@ -60,7 +60,7 @@ def monitor(
         optimizer: One of decentlam's.
         to: A directory, for `decentlam watch`; a TensorBoard `SummaryWriter`; `wandb.run`; or a
             function that takes a record, a dict of plain values.
-        every_seconds: At least so long from one record to the next.
+        every_seconds: At least so long from one record to the next; the first step has one.
         total_steps: The number of steps of the whole run, for the time that is left.
 
     >>> import torch, decentlam
@@ -95,7 +95,7 @@ class Monitor:
         self._sums: dict[str, tuple[Any, int]] = {}  # of what was logged, and how often
         self._mixing: _Mixing | None = None
         self._warnings = _Warnings()
-        self._since = self._last = time.perf_counter()
+        self._since, self._last = time.perf_counter(), -math.inf  # the first step has a record
         self._count, self._waited, self._sent = 0, 0.0, 0
         self._latest: Record | None = None
         atexit.register(self.close)
