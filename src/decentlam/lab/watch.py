@@ -143,11 +143,12 @@ def _table(seen: Record) -> Group:
     for head in ("node", "state", "late", "step", "loss", "a step", "waits", "sends"):
         table.add_column(head, justify="left" if head in ("node", "state") else "right")
     for row in seen["nodes"]:
-        whole = sum(row["split"]) or 1.0
+        *_, wait = row["split"] or [0.0]
+        waits = wait / (sum(row["split"]) or 1.0)
         loss = "–" if row["loss"] is None else f"{row['loss']:.4g}"
         table.add_row(
             *(row["name"], row["state"], f"{row['late']:+.0%}", f"{row['step']:,}", loss),
-            *(row["whole"], f"{row['split'][2] / whole:.0%}", row["rate"]),
+            *(row["whole"], f"{waits:.0%}", row["rate"]),
             style="red" if row["state"] == "lost" else None,
         )
     line = "   ".join(f"{what} {value}" for what, value, _ in seen["numbers"][:6])

@@ -74,7 +74,7 @@ def test_it_writes_a_table_and_a_figure(tmp_path: Path) -> None:
     on_text = (Problem("unlike", 2, 4, 2, "gpt-tiny"), ("all-reduce", "gossip"))
     setting = replace(TINY, problems=(*TINY.problems, on_text), rates=(0.01,))
     result = perform(STUDIES["text"], setting, tmp_path)
-    assert {path.name for path in result.files} >= {"table.md", "text.png", "time.svg"}
+    assert {path.name for path in result.files} >= {"table.md", "text.png", "text.svg"}
     rows = {row["method"]: row for row in result.table}
     assert rows["gossip AdamW"]["digits, 2 nodes"] is None
     assert rows["all-reduce AdamW (DDP)"]["unlike, 2 nodes"].endswith("at 0.01 (+0.0000)")

@@ -33,8 +33,6 @@ CONTEXT, TEST_WINDOWS, EVALUATIONS = 32, 1024, 8
 WINDOWS = 4096  # of a group that a node may train on: 131 kB
 RUNS = "runs.jsonl"  # every finished run, so that the study can be continued
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
-BANDWIDTHS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9}
-TIMED, FORWARD = 10_000_000, 0.1  # parameters of the model that times are for, seconds of forward
 WARMUP = 0.05  # of the steps; then the rate falls to 0 as a cosine
 
 
@@ -308,16 +306,13 @@ def notes(setting: TextStudy, records: Sequence[Record]) -> list[str]:
         f"{first.steps} steps of {first.batch} windows per node, torch's AdamW coefficients, "
         f"{WARMUP:.0%} warm-up, cosine to 0. Text of {', '.join(n for n, _ in setting.sources)}; "
         "unlike: every node reads one work or package of its own.",
-        f"Times are predicted by the formula of `decentlam predict` for {TIMED:,} parameters on 8 "
-        f"nodes and {3 * FORWARD:g} s of compute per step; methods with local steps wait for their "
-        "exchange.",
         "A model per step is 4 bytes per parameter sent by a node; DDP's ring all-reduce sends "
         "2 (n - 1) / n. Nodes are simulated.",
     ]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the loss over the bytes that a node sent, and over the time that steps would take."""
+    """Draw the loss over the bytes that a node sent."""
     problems = [p for p in dict.fromkeys(r["problem"] for r in records) if "digits" not in p]
     if not problems:
         return {}
@@ -330,18 +325,10 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
             titles |= _draw(ax, name, [(mega * s, loss) for _, s, loss in run["curve"] if s])
         ax.set(title=problem, xlabel="MB sent by a node", xscale="log")
         plot_style.plain_ticks(ax, _TICKS)
-    time, time_axes = plot_style.axes(len(BANDWIDTHS), (10.4, 4.4))
-    for ax, (link, bandwidth) in zip(time_axes, BANDWIDTHS.items(), strict=True):
-        for name, run in _first_runs(records, problems[0]).items():
-            step = METHODS[name].step_seconds(run["nodes"], TIMED, bandwidth, FORWARD, 2 * FORWARD)
-            _draw(ax, name, [(step * k, loss) for k, _, loss in run["curve"]])
-        ax.set(title=f"{problems[0]}, {link}", xlabel="predicted seconds", xscale="log")
-        plot_style.plain_ticks(ax, _TICKS)
-    for one, panels in ((figure, axes), (time, time_axes)):
-        panels[0].set_ylabel("validation loss, nats per byte")
-        handles = list(titles.values())
-        one.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    return {"text": figure, "time": time}
+    axes[0].set_ylabel("validation loss, nats per byte")
+    handles = list(titles.values())
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    return {"text": figure}
 
 
 _TICKS = [digit * 10**power for power in range(-2, 6) for digit in (1, 3)]
