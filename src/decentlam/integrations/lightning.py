@@ -286,7 +286,7 @@ def _parts(state: dict[str, Any]) -> tuple[nn.Module, NodeOptimizer, _Rest]:
     return *models.values(), *optimizers.values(), _Rest(state, names)  # type: ignore[return-value]
 
 
-def _log(trainer: Any, record: Mapping[str, Any]) -> None:
+def _log(trainer: Any, record: dict[str, Any]) -> None:
     """Hand the numbers of a record to Lightning's own loggers, which write on process 0."""
     if values := numbers(record):
         for logger in trainer.loggers:

@@ -205,8 +205,10 @@ class Method:
         return moves
 
 
-def _every(moves: Callable[..., Moves], title: str, every: int, *look: str, **more: Any) -> Method:
-    return Method(f"{title}, every {every}", partial(moves, every=every), *look, **more)
+def _every(
+    moves: Callable[..., Moves], title: str, every: int, color: str, marker: str, **more: Any
+) -> Method:
+    return Method(f"{title}, every {every}", partial(moves, every=every), color, marker, **more)
 
 
 _LOCAL, _DILOCO, _NOLOCO = (
