@@ -140,7 +140,7 @@ BAD_COCO = {
     "outside": (in_coco(bbox=[30, 2, 11, 4]), f"{ENTRY} (person) is outside its image of 40 x 32"),
     "no bbox": (in_coco(bbox=None), f"{ENTRY} (person) has the bbox None"),
     "unknown category": (in_coco(category_id=5), f"{ENTRY} is of an unknown category, 5"),
-    "unknown image": (in_coco(image_id=9), f"{ENTRY} is of image 9, which is not listed"),
+    "unknown image": (in_coco(image_id=9), "an annotation is of image 9, which is not listed"),
     "missing file": (in_coco(of="images", file_name="z.jpg"), "z.jpg, which does not exist"),
     "another size": (in_coco(of="images", width=41), "is 40 x 32 pixels, but "),
     "other categories": (in_coco(of="categories", name="cat"), "have different categories"),
