@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from decentlam.lab.detection.annotations import AnnotatedImage, BadBoxes, Box, annotate, check_image
 from decentlam.lab.detection.images import AnnotatedSets
@@ -77,7 +77,7 @@ def _object(entry: dict[str, Any], where: str, names: dict[int, str]) -> Box:
     )
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
