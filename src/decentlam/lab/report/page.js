@@ -168,7 +168,8 @@
       .concat(row.state !== "lost" && row.late > 0.1 ? [`${percent(row.late)} late`] : []);
     const bars = listed.flatMap((row) => [
       html("div", { class: `name ${row.state}` },
-        html("span", {}, row.name, ...small(mark(row).join(", ")))),
+        html("span", {}, html("span", { class: "who" }, row.name),
+          ...small(mark(row).join(", ")))),
       row.state === "lost" ? html("div", { class: "bar" }) : bar(row.split, longest, words(row)),
       html("div", { class: "whole" }, row.state === "lost" ? "" : row.whole,
         ...small(`step ${row.step.toLocaleString("en")}`)),
