@@ -188,6 +188,7 @@ class Contender:
     traffic: Traffic
     warm_up: int = WARM_UP_STEPS  # iterations that are not timed
     topology: str | None = None  # whose number of peers depends on that of nodes
+    every: int = 1  # iterations after which they repeat: only their mean counts all
 
     def traffic_on(self, nodes: int) -> Traffic:
         if self.topology is None:
@@ -234,12 +235,13 @@ CONTENDERS: dict[str, Contender] = {
     "AWC-DmSGD one-peer": Contender(
         _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True), _EARLY
     ),
-    "LocalSteps every 16": Contender(_local_steps(), _ROUND, _EVERY),
-    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _ROUND, _EVERY),
+    "LocalSteps every 16": Contender(_local_steps(), _ROUND, _EVERY, every=_EVERY),
+    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _ROUND, _EVERY, every=_EVERY),
     "LocalSteps every 16, delay 8, float16": Contender(
         _local_steps(delay=8, message_dtype=torch.float16),
         replace(_ROUND, message_fraction=0.5 / _EVERY),
         _EVERY,
+        every=_EVERY,
     ),
     # What decent-dp calls a ring has one peer that changes, too.
     "decent-dp ring (1 peer)": Contender(_decent_dp("ring"), _EARLY),
