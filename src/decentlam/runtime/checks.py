@@ -50,7 +50,8 @@ class Checks:
         self._compared = self._equal = self._tried = 0
         self._flags: tuple[int, Tensor, torch.cuda.Event | None] | None = None
         self._steps = 0  # taken since the runtime was built
-        self.watching = bool(buckets) and _TRIED > 0  # `after` has still something to look at
+        # Whether `after` has still something to look at.
+        self.watching = any(bucket.pieces for bucket in buckets) and _TRIED > 0
 
     def before(self, absent: bool, begun: bool) -> None:
         """Refuse what would train nothing, or something else than it seems to."""
