@@ -332,7 +332,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             raise
         self.runtime.use_groups(self.param_groups)
         for bucket in self.runtime.buckets:
-            load_state(bucket, {p: self.state.get(p, {}) for p in bucket.params})
+            load_state(bucket, {p: self.state.get(p, {}) for p in bucket.wholes})
         self._show_state()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -97,6 +97,21 @@ class Network:
         return self.inter_node_group or self.group
 
     @cached_property
+    def everyone(self) -> Network:
+        """All processes of a run whose nodes have shards, node by node; else this network."""
+        if self.shard_group is None:
+            return self
+        shards, number = self.shards, dist.get_rank(self.shard_group)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (rank, size) != (self.node * shards + number, self.num_nodes * shards):
+            raise ValueError(
+                f"process {rank} of {size} has shard {number} of node {self.node}, but the "
+                f"{self.num_nodes} nodes of {shards} shards should be all processes in this order: "
+                'init_device_mesh(..., mesh_dim_names=("replicate", "shard"))'
+            )
+        return Network(dist.group.WORLD, rank, size, shards, self.device)
+
+    @cached_property
     def backend(self) -> str:
         """The backend that sends messages. A group may have one per kind of device."""
         return "" if self.group is None else _backend(self.group, self.device)

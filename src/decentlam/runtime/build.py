@@ -37,7 +37,7 @@ from decentlam.runtime.bucket import Bucket, build_buckets
 from decentlam.runtime.overlap import OverlapChoice
 from decentlam.runtime.param_groups import ParamGroup, named_parameters, prepare
 from decentlam.runtime.runtime import Runtime, StepStatistics
-from decentlam.runtime.sharded import local, shard_group
+from decentlam.runtime.sharded import check_placements, local, shard_group
 from decentlam.runtime.state import load_state
 from decentlam.topology import Topology, resolve
 
@@ -127,6 +127,7 @@ def check_parameters(groups: Sequence[ParamGroup]) -> torch.device:
     if not params:
         raise ValueError("there is no parameter to train; pass model.parameters()")
     for name, p in params:
+        check_placements(name, p)
         if p.is_complex():
             raise ValueError(
                 f"{name} is complex ({p.dtype}), which the methods are not made for; "
@@ -164,7 +165,7 @@ def build(
     timeout = timedelta(seconds=options.wait_seconds)
     buckets = build_buckets(groups, bucket_bytes, algorithm, network, timeout)
     for bucket in buckets:
-        load_state(bucket, {p: dict(state.get(p, {})) for p in bucket.params})
+        load_state(bucket, {p: dict(state.get(p, {})) for p in bucket.wholes})
     exchanges, buffers = _exchanges(
         algorithm, network, topology, buckets, options, tag, together, timeout
     )

@@ -290,7 +290,7 @@ class Runtime:
             self._refuse_step()
         self.finish()
         if self._sharded:
-            self._fetch()
+            self.fetch()
         self._checks.before(absent, self._open)
         if self.overlap.undecided:
             self.overlap.judge(self._groups, scaled=found_inf is not None)
@@ -454,7 +454,7 @@ class Runtime:
 
     # Shards ---------------------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
         """Take values and gradients of the shards as the script and FSDP have left them."""
         for shard in self._shards:
             shard.fetch()

@@ -10,7 +10,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -36,11 +36,13 @@ def like(p: Any, part: Tensor) -> Tensor:
     as it is if p is no DTensor."""
     if not is_sharded(p):
         return part
-    kind = sys.modules["torch.distributed.tensor"].DTensor
-    whole: Tensor = kind.from_local(
-        part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+    kind, how = sys.modules["torch.distributed.tensor"].DTensor, (p.device_mesh, p.placements)
+    # Of a part in the midst of other memory torch would make a DTensor that cannot be copied.
+    whole = kind.from_local(
+        torch.empty_like(part), *how, run_check=False, shape=p.shape, stride=p.stride()
     )
-    return whole
+    whole._local_tensor = part
+    return cast(Tensor, whole)
 
 
 def extent(p: Any, span: slice) -> slice:
@@ -96,8 +98,6 @@ def shard_group(
     sharded: list[tuple[str, Any]] = [(name, p) for name, p in trained if is_sharded(p)]
     if not sharded:
         return None
-    for name, p in sharded:
-        _check_placements(name, p)
     if plain := [name for name, p in trained if not is_sharded(p)]:
         raise ValueError(
             f"{plain[0]} is no DTensor, but {sharded[0][0]} is: the processes of a node have "
@@ -120,8 +120,10 @@ def shard_group(
     return group
 
 
-def _check_placements(name: str, p: Any) -> None:
-    """Refuse whatever is not the shard of a one-dimensional `fully_shard`."""
+def check_placements(name: str, p: Any) -> None:
+    """Refuse a DTensor that is not cut by `fully_shard` over one dimension."""
+    if not is_sharded(p):
+        return
     kinds = ", ".join(map(str, p.placements))
     if p.device_mesh.ndim > 1 and p.placements[0].is_replicate():
         raise ValueError(
@@ -210,6 +212,6 @@ def cut(whole: Tensor, p: Any) -> Tensor:
     return whole.contiguous()
 
 
-def parts_of(params: Mapping[str, Any]) -> dict[str, int]:
+def cuts_of(tensors: Mapping[str, Any]) -> dict[str, int]:
     """Return the dimension along which each DTensor is cut, by name."""
-    return {name: p.placements[0].dim for name, p in params.items() if is_sharded(p)}
+    return {name: t.placements[0].dim for name, t in tensors.items() if is_sharded(t)}
