@@ -18,14 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from decentlam.lab.network.contenders import available, choose, has_decent_dp
+from decentlam.lab.network.contenders import available, has_decent_dp
 from decentlam.lab.network.models import MODELS
 from decentlam.lab.network.results import left_out, limits, machine, summary
-from decentlam.lab.network.timing import Benchmark, MeasurementError, ignore, measure
+from decentlam.lab.network.timing import Benchmark, measure
 from decentlam.lab.values import Record
 
 
@@ -66,18 +65,8 @@ def cells(row: Record) -> dict[str, str]:
     }
 
 
-def progress(total: int) -> Callable[[Record], None]:
-    """Return a callback that tells on stderr what was timed last."""
-    done = 0
-
-    def on_record(record: Record) -> None:
-        nonlocal done
-        done += 1
-        spent = f"{1e3 * record['seconds']:.0f} ms" if "seconds" in record else "left out"
-        line = f"{done} of {total}: {record['contender']}, {spent}" if done < total else ""
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-
-    return on_record
+def tell(done: int) -> None:
+    print(f"\r\x1b[K{done} rounds", end="", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -115,23 +104,16 @@ def main() -> None:
             only=tuple(given.only),
             seed=given.seed,
         )
-        total = benchmark.rounds * len(choose(benchmark.only))
-        on_record = progress(total) if sys.stderr.isatty() else ignore
         records = measure(
             benchmark,
             given.nodes,
             given.bandwidth,
             given.loopback,
             given.timeout,
-            on_record,
+            tell if sys.stderr.isatty() else None,
         )
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         sys.exit(f"network.py: {error}")
-    except MeasurementError as error:
-        if not error.records:
-            sys.exit(f"network.py: {error}")
-        print(f"network.py: stopped early: {error}", file=sys.stderr)
-        records = error.records
     except KeyboardInterrupt:
         sys.exit(130)
     where = "loopback" if given.loopback else f"links of {given.bandwidth or 'any speed'}"

@@ -22,7 +22,7 @@ from mkdocs.structure.files import File, Files
 from decentlam import ALGORITHMS, TOPOLOGIES
 from decentlam.algorithms import Algorithm, Reach, make
 from decentlam.analysis.stability import choose, growth_rate, relative_bias, response
-from decentlam.lab.report.topology_drawing import draw
+from decentlam.lab.topology_drawing import draw
 from decentlam.topology import Topology
 
 FETCHED = re.compile(

@@ -38,8 +38,12 @@ class Browser:
     session: str  # address of the session
 
     def open(self, page: Path) -> None:
-        self.messages()  # forget what earlier pages said
-        self.post("url", url=page.resolve().as_uri())
+        self.visit(page.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        self.messages()
+        self.requests()  # forget what earlier pages said and asked for
+        self.post("url", url=address)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What the body of a function returns in the page."""

@@ -46,6 +46,9 @@ MAY_IMPORT = {
         "optimizer",
     },
     "checkpoint": {"errors", "network", "runtime", "optimizer", "local_steps"},
+    "monitoring": {
+        "algorithms", "topology", "network", "exchange", "elastic", "optimizer", "local_steps",
+    },
 }  # fmt: skip
 AT_THE_TOP = 8  # files, at most
 

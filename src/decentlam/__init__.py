@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from decentlam.launch.init import init as init
     from decentlam.launch.init import leave as leave
     from decentlam.local_steps import LocalSteps as LocalSteps
+    from decentlam.monitoring import Monitor as Monitor
+    from decentlam.monitoring import monitor as monitor
     from decentlam.optim import DSGD as DSGD
     from decentlam.optim import AdamW as AdamW
     from decentlam.optim import AWCDmSGD as AWCDmSGD
@@ -75,6 +77,8 @@ _HOME = {
     "leave": "decentlam.launch.init",
     "Deal": "decentlam.data",
     "LocalSteps": "decentlam.local_steps",
+    "Monitor": "decentlam.monitoring",
+    "monitor": "decentlam.monitoring",
     "DSGD": "decentlam.optim",
     "AWCDmSGD": "decentlam.optim",
     "AdamW": "decentlam.optim",

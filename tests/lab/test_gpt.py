@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import decentlam
 from decentlam.lab.gpt import GPT, GPTS
 from decentlam.lab.models import make_model
 from decentlam.lab.recipes import Recipe, make
@@ -43,15 +42,6 @@ def test_attention_is_that_of_torch() -> None:
     y = x + block.attended(heads.transpose(1, 2).reshape(3, 6, 8))
     expected = y + block.narrow(F.gelu(block.wide(block.norms[1](y))))
     assert torch.allclose(block(x), expected, rtol=0, atol=1e-12)
-
-
-def test_simulated_nodes_learn_to_repeat() -> None:
-    model = GPT(classes=5, context=8, layers=1, width=16, heads=2)
-    nodes = decentlam.SimulatedModule(model, "adamw", "two-random-matches", 4, lr=0.03)
-    tokens = torch.arange(9).remainder(5).repeat(4, 2, 1)
-    for _ in range(60):
-        losses = nodes.step(F.cross_entropy, tokens[..., :-1], tokens[..., 1:])
-    assert losses.max() < 0.1
 
 
 def test_recipe_reads_any_text_and_counts_bytes(tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-import decentlam
 from decentlam.lab.models import MODELS, Block, make_model
 
 OURS = ["linear", "mlp", "cnn", "resnet20"]
@@ -53,39 +51,6 @@ def test_large_images_are_seen_as_torchvision_sees_them(name: str):
     assert torch.equal(ours(x), theirs(x))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_large_images_may_be_grey(name: str):
-    with torch.no_grad():
-        assert make_model(name, (1, 96, 80), 5, seed=0).eval()(torch.randn(1, 1, 96, 80)).any()
-
-
-def test_torchvision_resnets_start_as_on_cifar_when_images_are_small():
-    small = make_model("resnet18", (3, 64, 64), 10, seed=0)
-    assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))
-    # 3 x 3 instead of 7 x 7, and 10 classes instead of 1,000.
-    assert count(small) == PUBLISHED["resnet18"] - 3 * 64 * (49 - 9) - 513 * 990
-    features = nn.Sequential(small.conv1, small.bn1, small.relu, small.maxpool, small.layer1)
-    assert features(torch.randn(2, 3, 32, 32)).shape == (2, 64, 32, 32)
-    large = make_model("resnet18", (3, 65, 65), 10, seed=0)
-    assert large.conv1.kernel_size == (7, 7)
-
-
-def test_small_models_have_the_sizes_worked_out_by_hand():
-    assert count(make_model("linear", (1, 28, 28), 10, 0)) == 785 * 10
-    assert count(make_model("mlp", (1, 28, 28), 10, 0)) == 785 * 128 + 129 * 128 + 129 * 10
-    convolutions = 9 * (1 * 16 + 16 * 32) + 2 * (16 + 32)  # batch norm: a weight and a bias each
-    assert count(make_model("cnn", (1, 28, 28), 10, 0)) == convolutions + (32 * 49 + 1) * 10
-
-
-def test_resnet20_has_20_layers_and_270_thousand_parameters():
-    model = make_model("resnet20", (3, 32, 32), 10, 0)
-    assert count(model) == 269_722
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    assert len(layers) == 20
-    features = model[:-3](torch.randn(2, 3, 32, 32))
-    assert features.shape == (2, 64, 8, 8)
-
-
 def test_a_block_whose_convolutions_are_zero_is_its_shortcut():
     x = torch.rand(2, 3, 6, 6)
     for width in (3, 5):
@@ -107,26 +72,6 @@ def test_equal_seeds_give_equal_models_and_the_global_generator_is_left_alone(na
     vectors = [nn.utils.parameters_to_vector(m.parameters()) for m in (first, again, other)]
     assert torch.equal(vectors[0], vectors[1])
     assert not torch.equal(vectors[0], vectors[2])
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_two_simulated_nodes_equal_one_module_that_sees_both_batches(name: str):
-    """PmSGD on two nodes against torch.optim.SGD on the mean of the two losses."""
-    torch.manual_seed(0)
-    x, y = torch.randn(2, 6, 1, 8, 8, dtype=torch.float64), torch.randint(3, (2, 6))
-    model = make_model(name, (1, 8, 8), 3, seed=0).double()
-    nodes = decentlam.SimulatedModule(model, "pmsgd", "complete", 2, lr=0.1, momentum=0.9)
-    twin = make_model(name, (1, 8, 8), 3, seed=0).double()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(2):
-        losses = nodes.step(F.cross_entropy, x, y)
-        separate = [F.cross_entropy(twin(x[i]), y[i]) for i in range(2)]
-        optimizer.zero_grad()
-        (sum(separate) / 2).backward()
-        optimizer.step()
-        assert losses.tolist() == pytest.approx([loss.item() for loss in separate], rel=1e-9)
-    flat = nn.utils.parameters_to_vector(twin.parameters())
-    torch.testing.assert_close(nodes.x[0], flat, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

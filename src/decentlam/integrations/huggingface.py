@@ -14,6 +14,7 @@ from torch import nn
 
 from decentlam.checkpoint import load_checkpoint, save_checkpoint
 from decentlam.integrations import NodeOptimizer, missing, ours
+from decentlam.monitoring import monitor, numbers
 from decentlam.optim import AdamW, DecentLaM
 from decentlam.optimizer import DecentralizedOptimizer
 
@@ -45,6 +46,7 @@ class DecentralizedTrainer(Trainer):
     optimizer_cls_and_kwargs: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._monitored, self._numbers = False, dict[str, float]()
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError(
@@ -86,6 +88,9 @@ class DecentralizedTrainer(Trainer):
             kind, options = self.optimizer_cls_and_kwargs or _named(self.args)
             self.optimizer_cls_and_kwargs = kind, _completed(options, self.args)
         optimizer = super().create_optimizer(*args, **kwargs)
+        if not self._monitored:
+            self._monitored = True
+            monitor(self.node_optimizer, lambda record: self._numbers.update(numbers(record)))
         clips, mode = self.args.max_grad_norm > 0, self.node_optimizer.runtime.overlap.mode
         if clips and mode != "none":
             raise ValueError(
@@ -94,6 +99,10 @@ class DecentralizedTrainer(Trainer):
                 "optimizer with overlap='none', or set max_grad_norm=0."
             )
         return optimizer
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as Trainer does, with the newest numbers of `decentlam.monitor` beside the loss."""
+        super().log({**logs, **(self._numbers if "loss" in logs else {})}, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:

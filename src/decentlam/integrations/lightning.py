@@ -22,6 +22,7 @@ from decentlam.checkpoint import directory, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.all_processes import on_all_processes
 from decentlam.data import ResumableLoader
 from decentlam.integrations import NodeOptimizer, missing, ours
+from decentlam.monitoring import monitor, numbers
 from decentlam.network.network import connect
 from decentlam.runtime.evaluation import Evaluation
 
@@ -87,6 +88,8 @@ class DecentralizedStrategy(DDPStrategy):
             if getattr(self.precision_plugin, "scaler", None) is None:
                 # Else Lightning does not clip: it believes that step() has to unscale first.
                 optimizer._step_supports_amp_scaling = False
+        if trainer.loggers and self.optimizers:
+            monitor(self.optimizers[0], functools.partial(_log, trainer))
 
     def block_backward_sync(self) -> Any:
         """Around every backward but the last of a step, when gradients are accumulated."""
@@ -281,6 +284,13 @@ def _parts(state: dict[str, Any]) -> tuple[nn.Module, NodeOptimizer, _Rest]:
         )
     names = [name for name in state if name not in models | optimizers]
     return *models.values(), *optimizers.values(), _Rest(state, names)  # type: ignore[return-value]
+
+
+def _log(trainer: Any, record: dict[str, Any]) -> None:
+    """Hand the numbers of a record to Lightning's own loggers, which write on process 0."""
+    if values := numbers(record):
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
 
 
 def _nodes(filepath: Any) -> Path:

@@ -31,24 +31,29 @@ _STYLES: dict[str, tuple[str, str, Any, str]] = {
 }
 
 
+def _style(method: str) -> tuple[str, str, Any, str]:
+    """Return label, color, dash and marker; somebody's own method is grey."""
+    return _STYLES.get(method, (method, GREY, "-", "o"))
+
+
 def label(method: str) -> str:
     """Return the method's name as the paper spells it."""
-    return _STYLES[method][0]
+    return _style(method)[0]
 
 
 def color(method: str) -> str:
-    return _STYLES[method][1]
+    return _style(method)[1]
 
 
 def line(method: str) -> dict[str, Any]:
     """Return the arguments of `plot` for a curve of the method."""
-    _, shade, dash, _ = _STYLES[method]
+    _, shade, dash, _ = _style(method)
     return {"color": shade, "linestyle": dash, "linewidth": 2.2 if method == "decentlam" else 1.5}
 
 
 def points(method: str) -> dict[str, Any]:
     """Return the arguments of `plot` for measurements of the method."""
-    _, shade, _, marker = _STYLES[method]
+    _, shade, _, marker = _style(method)
     return {"color": shade, "linestyle": "none", "marker": marker, "markersize": 5}
 
 
@@ -70,11 +75,13 @@ def axes(count: int, size: tuple[float, float], columns: int = 2) -> tuple[Figur
     figure = Figure(figsize=size, layout="constrained")
     columns = min(columns, count)
     grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
-    for ax in grid:
+    for ax in grid[count:]:
+        ax.remove()
+    for ax in grid[:count]:
         ax.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
-    return figure, list(grid)
+    return figure, list(grid[:count])
 
 
 def save(figure: Figure, path: Path) -> Path:

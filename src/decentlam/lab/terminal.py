@@ -6,7 +6,9 @@ import dataclasses
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
 
@@ -14,9 +16,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from decentlam.lab.values import Record, Tick, explained, plain, show
+
+_LINE_SECONDS = 30.0
 
 
 class Commands(TyperGroup):
@@ -45,24 +49,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("decentlam: interrupted", err=True)
             raise typer.Exit(130) from None
-
-
-def in_sections(sections: Mapping[str, Sequence[str]], rest: str) -> type[TyperCommand]:
-    """Return a kind of command whose help lists options in sections; all others are in `rest`,
-    which comes after the first."""
-
-    class Sectioned(TyperCommand):
-        def format_options(self, ctx: Any, formatter: Any) -> None:
-            named = {name for names in sections.values() for name in names}
-            others = [p.name for p in self.get_params(ctx) if p.name not in named]
-            first, *last = sections.items()
-            params = {p.name: p for p in self.get_params(ctx)}
-            for title, names in (first, (rest, others), *last):
-                records = [params[name].get_help_record(ctx) for name in names]
-                with formatter.section(title):
-                    formatter.write_dl([record for record in records if record is not None])
-
-    return Sectioned
 
 
 Nodes = Annotated[int, typer.Option("-n", "--nodes", help="Number of nodes.")]
@@ -148,13 +134,25 @@ def console() -> Console:
 
 @contextmanager
 def progress(what: str) -> Iterator[Tick]:
-    """Show a bar on stderr; nothing when stderr is not a terminal."""
-    err = Console(stderr=True)
+    """Show a bar with the time left on stderr; without a terminal, a line now and then."""
+    err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=None)
+        begun = said = time.monotonic()
 
         def tick(done: int, total: int, doing: str) -> None:
+            nonlocal said
             bar.update(task, completed=done, total=total, description=f"{what}: {doing}")
+            now = time.monotonic()
+            if not err.is_terminal and now - said > _LINE_SECONDS and 0 < done < total:
+                said, left = now, (now - begun) / done * (total - done)
+                err.print(f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}")
 
         yield tick
+
+
+def say_loading(what: str) -> None:
+    """Say at once that something will come, before what takes seconds to import."""
+    if sys.stderr.isatty():
+        typer.echo(f"decentlam: loading {what}", err=True)

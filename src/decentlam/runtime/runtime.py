@@ -546,6 +546,11 @@ class Runtime:
                 bucket.pending.wait()
         self._abandon()
 
+    def wrap_exchange(self, wrap: Callable[[Exchange], Exchange]) -> None:
+        """Put `wrap(exchange)` in the place of the exchange with neighbors, between steps."""
+        if (inner := self.exchanges.get(Reach.NEIGHBORS)) is not None:
+            self.exchanges = {**self.exchanges, Reach.NEIGHBORS: wrap(inner)}
+
     def close(self) -> None:
         """Leave the parameters to another runtime. A neighbor's death may be why."""
         with contextlib.suppress(ExchangeError):

@@ -168,22 +168,6 @@ def test_without_the_lab_extra_it_says_how_to_install(missing: str, monkeypatch,
     assert 'pip install "decentlam[lab]", or in a checkout: pip install ".[lab]"' in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [(("trian",), "train"), (("train", "--method", "decentlan"), "decentlam")],
-)
-def test_a_typo_gets_the_nearest_name(arguments: tuple[str, ...], meant: str):
-    assert f"did you mean {meant!r}?" in run(*arguments).output
-
-
-def test_help_of_train_begins_with_what_one_needs_first():
-    text = run("train", "--help").output
-    places = [text.index(title) for title in ("need first:", "More options:", "Detection:")]
-    assert places == sorted(places)
-    assert text.index("--lr") < places[1] < text.index("--seed") < places[2]
-    assert text.index("--image-size") > places[2]
-
-
 @pytest.mark.system
 def test_ctrl_c_exits_130_with_one_line(tmp_path: Path):
     """While it reads a file that never ends: in the midst of numpy, an interrupt may get lost."""

@@ -6,14 +6,12 @@ import dataclasses
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 import typer
 
 from decentlam.lab.commands.app import app
@@ -147,27 +145,3 @@ def test_a_read_only_directory_is_named(small_disk: Path, capfd: Any) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     code, text = ends([*PLAN, "--simulate", "--out", str(small_disk / "run")], capfd)
     assert code in (1, 2) and text.count("\n") == 1 and "Read-only file system" in text
-
-
-def launched(monkeypatch: Any, **changes: str) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in {**place, **changes}.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_a_port_in_use_is_named(monkeypatch: Any, capfd: Any) -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        launched(monkeypatch, MASTER_PORT=port)
-        code, text = ends(PLAN, capfd)
-    assert code == 1 and "Traceback" not in text
-    assert f"could not join the others at 127.0.0.1:{port}" in text
-    assert "EADDRINUSE" in text and "another MASTER_PORT" in text
-
-
-def test_a_wrong_interface_is_named(monkeypatch: Any, capfd: Any) -> None:
-    launched(monkeypatch, WORLD_SIZE="1", GLOO_SOCKET_IFNAME="wlan99")
-    code, text = ends(PLAN, capfd)
-    assert not dist.is_initialized()
-    assert code == 1 and "Traceback" not in text and "wlan99" in text
-    assert "GLOO_SOCKET_IFNAME" in text

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from decentlam.lab.train import train
 from tests.helpers.processes import HANG_SECONDS
 from tests.lab.data.images import write_images
-from tests.lab.helpers import assert_close, records
-from tests.lab.train.test_run import LONG
+from tests.lab.helpers import records
 
 pytestmark = pytest.mark.system
 
@@ -112,32 +110,3 @@ def test_a_node_that_is_killed_leaves_a_checkpoint_to_go_on_from(tmp_path: Path)
     found = records(directory, "step")
     assert [record["step"] for record in found] == list(range(1, len(found) + 1))  # none is missing
     assert len(found) > max(steps)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_local_processes_train_diverge_and_refuse(tmp_path: Path):
-    """`decentlam train` starts them itself; the records are those of the simulation."""
-    changes = {k: v for k, v in LONG.as_json().items() if v not in (None, [], False)}
-    options = [word for k, v in changes.items() for word in (f"--{k.replace('_', '-')}", str(v))]
-    directory = tmp_path / "run"
-    process = start(*options, "--out", str(directory), "--json", "--quiet")
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0 and not errors, errors
-    assert json.loads(out)["status"] == "finished"
-    train(LONG, tmp_path / "simulated", simulate=True)
-    assert_close(directory, tmp_path / "simulated")
-
-    wild = ["--lr", "1e18", "--nodes", "2", "--out", str(tmp_path / "wild"), "--quiet"]
-    process = start(*options, *wild)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1 and errors.startswith("decentlam: diverged: node")
-    assert errors.count("\n") == 1
-    assert records(tmp_path / "wild")[-1]["status"] == "diverged"
-
-    process = start(
-        "--data", "imagenet", "--data-path", str(tmp_path), "--out", str(tmp_path / "no")
-    )
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 2 and errors.startswith("decentlam: imagenet needs --data-path")
-    assert errors.count("\n") == 1 and not (tmp_path / "no").exists()

@@ -32,21 +32,6 @@ def test_any_step_can_be_asked_for_in_any_order():
         assert onward.generator(k, i).initial_seed() == backward.generator(k, i).initial_seed()
 
 
-def test_nodes_steps_and_seeds_have_random_numbers_of_their_own():
-    shards = [torch.arange(50)] * 3
-    seeds = {
-        Batches(shards, 2, seed).generator(step, node).initial_seed()
-        for seed in range(4)
-        for step in range(10)
-        for node in range(3)
-    }
-    assert len(seeds) == 120
-    firsts = {
-        tuple(Batches(shards, 50, s).indices(0, i).tolist()) for s in (0, 1) for i in range(3)
-    }
-    assert len(firsts) == 6
-
-
 @pytest.mark.parametrize(
     ("count", "nodes", "batch", "steps"), [(60_000, 8, 128, 58), (64, 4, 16, 1), (10, 4, 16, 1)]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 from pathlib import Path
@@ -79,34 +78,8 @@ def test_cifar_is_read_from_the_published_pickles(tmp_path: Path, monkeypatch, c
         assert np.array_equal(data.test_images.reshape(4, -1), images[-1])
 
 
-def test_cifar10_is_read_from_six_sheets(tmp_path: Path):
-    rows = np.arange(10_000)
-    sheet = np.zeros((10_000, 1024, 3), dtype=np.uint8)
-    sheet[rows, rows % 1024, rows % 3] = rows % 255 + 1  # one bright pixel per image
-    Image.fromarray(sheet).save(tmp_path / "test_batch.png", compress_level=1)
-    for k in range(1, 6):
-        (tmp_path / f"data_batch_{k}.png").symlink_to(tmp_path / "test_batch.png")
-    labels = [k % 10 for k in range(50_000)]
-    (tmp_path / "train_lables.json").write_text(json.dumps(labels))
-    (tmp_path / "test_lables.json").write_text(json.dumps(labels[:10_000]))
-    data = load("cifar10", tmp_path)
-    assert data.labels.tolist() == labels and data.num_test == 10_000
-    assert data.images.shape == (50_000, 3, 32, 32)
-    picked = data.images[20_000:30_000][rows, rows % 3, rows % 1024 // 32, rows % 32]
-    assert picked.tolist() == (rows % 255 + 1).tolist()
-    assert data.images.count_nonzero() == 50_000
-
-    (tmp_path / "data_batch_1.png").unlink()
-    (tmp_path / "data_batch_1.png").write_bytes((tmp_path / "test_batch.png").read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"data_batch_1\.png is not a sheet of CIFAR-10"):
-        load("cifar10", tmp_path)
-    (tmp_path / "test_lables.json").write_text(json.dumps(labels[:9_999]))
-    with pytest.raises(ValueError, match=r"test_lables\.json has \(9999,\)"):
-        load("cifar10", tmp_path)
-
-
 def test_missing_or_odd_cifar_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no path was given: cifar10 needs --data-path.*sheets"):
+    with pytest.raises(ValueError, match=r"no path was given: cifar10 needs --data-path"):
         load("cifar10")
     with pytest.raises(ValueError, match=r"there is none in .*cifar-100-python\.tar\.gz"):
         load("cifar100", tmp_path)

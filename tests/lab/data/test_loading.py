@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decentlam.lab.data import DATASETS, Batches, load, load_batches, split
+from decentlam.lab.data import Batches, load, load_batches, split
 from tests.helpers.processes import HANG_SECONDS
 from tests.lab.data.images import WORKERS, forks, in_memory, write_image_folder
 
@@ -110,10 +110,6 @@ def test_a_failure_in_a_worker_reaches_the_training_and_stops_the_workers(tmp_pa
     with pytest.raises(ValueError, match=r"broken\.png is not an image"):
         next(load_batches(load("imagenet", tmp_path), batches, [0], 0, 5, workers=1))
     assert_no_workers()
-
-
-def test_names_of_the_datasets():
-    assert list(DATASETS) == ["digits", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
 
 
 @pytest.mark.parametrize("name", ["data.batches", "data.shards", "models", "schedules"])

@@ -34,13 +34,6 @@ def test_every_sample_is_in_exactly_one_shard(count: int, nodes: int, how: str):
             assert any(not torch.equal(a, b) for a, b in zip(shards, other, strict=True))
 
 
-def test_iid_shards_have_all_classes_in_proportion():
-    labels = torch.arange(10_000) % 10
-    for shard in split(labels, 5, "iid", seed=0):
-        counts = labels[shard].bincount(minlength=10)
-        assert ((counts - 200).abs() < 5 * 200**0.5).all()
-
-
 @pytest.mark.parametrize(("how", "pieces"), [("label-sorted", 2), ("label-sorted:5", 5)])
 def test_label_sorted_nodes_hold_few_runs_of_the_sorted_labels(how: str, pieces: int):
     """A run of `size` among classes of 100 each touches 2 + (size - 2) // 100 of them at most."""
@@ -51,18 +44,6 @@ def test_label_sorted_nodes_hold_few_runs_of_the_sorted_labels(how: str, pieces:
         size = 250 // pieces
         bound = pieces * (2 + (size - 2) // 100)
         assert all(len(labels[shard].unique()) <= min(10, bound) for shard in shards)
-
-
-def test_one_piece_per_node_and_as_many_nodes_as_classes_is_one_class_per_node():
-    labels = torch.randperm(1000, generator=seeded(0)) // 100
-    shards = split(labels, 10, "label-sorted:1", seed=3)
-    assert sorted(labels[shard].unique().item() for shard in shards) == list(range(10))
-
-
-def test_which_samples_of_a_label_go_together_is_random():
-    labels = torch.zeros(100, dtype=torch.int64)
-    first, second = split(labels, 2, "label-sorted", seed=0)
-    assert first.max() > 60 and second.min() < 40
 
 
 def test_a_small_alpha_separates_classes_and_a_large_one_mixes_them():

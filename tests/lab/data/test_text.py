@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decentlam.lab.data import load, split
+from decentlam.lab.data import load
 from decentlam.lab.data.text import Text, shakespeare, stdlib, text
 from tests.lab.data.images import seeded
 
@@ -45,20 +45,6 @@ def test_windows_by_hand(tmp_path: Path) -> None:
     ]
 
 
-def test_files_of_a_folder_follow_each_other_by_name(tmp_path: Path) -> None:
-    data = text(folder(tmp_path), context=4)
-    verse = data.windows[data.labels == 0]
-    assert bytes(verse[0].tolist()) == b"abcde"
-    assert bytes(verse[26].tolist()) == b"ABCDE"
-
-
-def test_test_batches_are_all_test_windows_in_order(tmp_path: Path) -> None:
-    data = text(folder(tmp_path), context=4)
-    batches = list(data.test_batches(3))
-    assert torch.equal(torch.cat([x for x, _ in batches]), data.test_windows[:, :-1].long())
-    assert torch.equal(torch.cat([y for _, y in batches]), data.test_windows[:, 1:].long())
-
-
 def test_the_standard_library_is_split_once_and_for_all() -> None:
     data, again = load("stdlib"), load("stdlib")
     assert isinstance(data, Text) and isinstance(again, Text)
@@ -71,14 +57,6 @@ def test_the_standard_library_is_split_once_and_for_all() -> None:
     assert torch.equal(tested, every[:: -(-len(every) // 2048), :-1].long())
     sizes = data.labels.bincount()
     assert torch.equal(sizes, sizes.sort(descending=True).values)
-
-
-def test_sorting_by_label_gives_nodes_of_their_own_packages() -> None:
-    data = stdlib()
-    read = [
-        set(data.labels[shard].tolist()) for shard in split(data.labels, 4, "label-sorted:1", 0)
-    ]
-    assert sum(map(len, read)) <= len(data.groups) + 3  # neighbors share what a cut went through
 
 
 def test_one_edition_of_each_work_of_shakespeare_and_milton(tmp_path: Path) -> None:

@@ -112,28 +112,18 @@ OBJECT = "a.xml: object 1 (person)"
 
 BAD_VOC = {
     "no size": (in_voc("<xmax>20<", "<xmax>2<"), f"{OBJECT} has no size: from (2, 3) to (2, 30)"),
-    "inverted": (in_voc("<ymax>30<", "<ymax>1<"), f"{OBJECT} has no size: from (2, 3) to (20, 1)"),
     "left of it": (in_voc("<xmin>2<", "<xmin>-2<"), f"{OBJECT} is outside its image of 40 x 32"),
-    "below it": (in_voc("<ymax>30<", "<ymax>34<"), f"{OBJECT} is outside its image of 40 x 32"),
-    "second box": (in_voc("<xmax>40<", "<xmax>41<"), "a.xml: object 2 (dog) is outside its image"),
     "not finite": (in_voc("<xmin>2<", "<xmin>nan<"), f"{OBJECT} is not finite: (nan, 3, 20, 30)"),
     "no number": (in_voc("<xmin>2<", "<xmin>two<"), f"{OBJECT} has xmin 'two', not a number"),
-    "no corner": (in_voc("<xmin>2</xmin>", ""), f"{OBJECT} has no bndbox/xmin"),
-    "no name": (in_voc("<name>person</name>", ""), "a.xml: object 1 has no name"),
     "unknown class": (
         in_voc(">dog<", ">unicorn<"),
         "a.xml: object 2 (unicorn) is of an unknown class; known are aeroplane, bicycle",
     ),
-    "no image size": (in_voc("<width>40</width>", ""), "a.xml has no size/width"),
-    "zero image size": (in_voc("<width>40<", "<width>0<"), "a.xml has '0' size/width"),
     "another size": (in_voc("<width>40<", "<width>50<"), "a.jpg is 40 x 32 pixels, but "),
     "not xml": (content(XML, "<annotation>"), "a.xml is not XML: no element found"),
-    "another xml": (content(XML, "<html/>"), "a.xml is <html>, not an <annotation>"),
     "no annotation": (without(XML), "there is no annotation "),
     "no image": (without(f"{VOC}/JPEGImages/a.jpg"), "a.jpg, which does not exist"),
     "no jpeg": (content(f"{VOC}/JPEGImages/a.jpg", "?"), "a.jpg is not an image that can be read"),
-    "no list": (without(LIST), "train.txt, the list of the images of train"),
-    "empty list": (content(LIST, "\n"), "train.txt names no image"),
     "twice": (content(LIST, "a\nb\na\n"), "train.txt names a twice"),
 }
 
@@ -146,29 +136,14 @@ ENTRY = "instances_train2017.json: annotation 10"
 
 BAD_COCO = {
     "not json": (content(JSON, "{"), "instances_train2017.json is not JSON"),
-    "nested": (content(JSON, "[" * 100_000), "is not JSON: it is nested too deeply"),
     "no list": (content(JSON, '{"images": []}'), "has no list of annotations"),
-    "no images": (
-        content(JSON, '{"images": [], "annotations": [], "categories": []}'),
-        "lists no images",
-    ),
-    "no height": (
-        in_coco(bbox=[1, 2, 3, 0]),
-        f"{ENTRY} (person) has no size: from (1, 2) to (4, 2)",
-    ),
-    "negative": (in_coco(bbox=[5, 2, -3, 4]), f"{ENTRY} (person) has no size"),
     "outside": (in_coco(bbox=[30, 2, 11, 4]), f"{ENTRY} (person) is outside its image of 40 x 32"),
-    "three numbers": (in_coco(bbox=[1, 2, 3]), f"{ENTRY} (person) has the bbox [1, 2, 3]"),
     "no bbox": (in_coco(bbox=None), f"{ENTRY} (person) has the bbox None"),
     "unknown category": (in_coco(category_id=5), f"{ENTRY} is of an unknown category, 5"),
     "unknown image": (in_coco(image_id=9), f"{ENTRY} is of image 9, which is not listed"),
     "same id": (in_coco(id=11), "annotations: the id 11 is there twice"),
-    "no id": (in_coco(id=None), "annotations: number 0 in the list has no id"),
-    "no file name": (in_coco(of="images", file_name=None), "image 1 has no file_name"),
     "missing file": (in_coco(of="images", file_name="z.jpg"), "z.jpg, which does not exist"),
-    "no width": (in_coco(of="images", width="40"), "image 1 has width '40' and height 32"),
     "another size": (in_coco(of="images", width=41), "is 40 x 32 pixels, but "),
-    "category 0": (in_coco(of="categories", id=0), "category 0 is not 1 or more"),
     "other categories": (in_coco(of="categories", name="cat"), "have different categories"),
     "no files": (without(JSON), "should have instances_train2017.json and instances_val2017.json"),
 }
@@ -196,8 +171,8 @@ def refused(name: str, root: Path, spoil: Callable[[Path], Any], words: str) -> 
 
 def test_bad_boxes_can_be_left_out_and_are_counted(tmp_path: Path):
     write_voc(tmp_path)
-    for spoil in ("no size", "second box"):
-        BAD_VOC[spoil][0](tmp_path)
+    in_voc("<xmax>20<", "<xmax>2<")(tmp_path)
+    in_voc("<xmax>40<", "<xmax>41<")(tmp_path)
     with pytest.raises(ValueError, match="or leave such boxes out with --skip-bad-boxes"):
         load_boxes("voc", tmp_path, 32)
     data = load_boxes("voc", tmp_path, 32, skip_bad_boxes=True)

@@ -8,27 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from decentlam.lab.data import split
 from decentlam.lab.detection import load_boxes
 from decentlam.lab.detection.shapes import annotation, draw_shapes
-from tests.lab.detection.boxes import SIZE, write_coco, write_image, write_voc
-
-
-@pytest.mark.parametrize("how", ["iid", "label-sorted", "dirichlet:0.3"])
-def test_shards_of_images_are_an_exact_partition(how: str, tmp_path: Path):
-    data = load_boxes("voc", draw_shapes(tmp_path, train=40, test=2), 32)
-    shards = split(data.labels, 8, how, seed=3)
-    assert torch.cat(shards).sort().values.tolist() == list(range(40))
-    if how == "label-sorted":
-        assert max(len(data.labels[shard].unique()) for shard in shards) < 3
-
-
-def test_the_main_label_is_the_commonest_box(tmp_path: Path):
-    year = write_voc(tmp_path)
-    boxes = [("dog", [1, 1, 5, 5]), ("person", [1, 1, 9, 9]), ("person", [2, 2, 8, 8])]
-    (year / "Annotations" / "a.xml").write_text(annotation(SIZE, boxes))
-    data = load_boxes("voc", tmp_path, 32)
-    assert data.names[int(data.labels[0])] == "person"
+from tests.lab.detection.boxes import write_coco, write_image, write_voc
 
 
 def test_images_are_resized_and_flipped_with_their_boxes(tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from decentlam.lab.recipes import Recipe, make
 from decentlam.lab.train import Summary, train
 from decentlam.lab.train.tasks import Numerics, make_task
 from tests.helpers.processes import run_processes
-from tests.lab.detection.boxes import write_coco, write_voc
+from tests.lab.detection.boxes import write_voc
 from tests.lab.helpers import StopAfter, assert_close, assert_same_run, records
 
 NODES = 2
@@ -92,17 +91,6 @@ def test_processes_and_simulation_write_the_same_records(detector: str, real: Pa
     compare(detector, real, NODES)
 
 
-@pytest.mark.slow
-def test_eight_processes_and_simulation_write_the_same_records(prepared: Path, tmp_path: Path):
-    (tmp_path / "shapes").symlink_to(prepared / "shapes")
-    for detector in DETECTORS:
-        (tmp_path / f"{detector}.pt").symlink_to(prepared / f"{detector}.pt")
-    everyone = run_processes(all_scenarios, 8, (tmp_path, 8))
-    assert all(isinstance(summaries, dict) for summaries in everyone), everyone
-    for detector in DETECTORS:
-        compare(detector, tmp_path, 8)
-
-
 def compare(detector: str, directory: Path, nodes: int) -> None:
     plan = recipe(detector, directory, nodes)
     here, there = (directory / kind / detector for kind in ("simulated", "real"))
@@ -110,9 +98,6 @@ def compare(detector: str, directory: Path, nodes: int) -> None:
     assert_close(there, here)
     (evaluation,) = records(here, "evaluation")
     assert evaluation["consensus_distance"] > 1e-6
-    shown = [json.loads((run / "detections.json").read_text()) for run in (here, there)]
-    assert shown[0]["names"] == shown[1]["names"] == {"1": "disc", "2": "square"}
-    assert [i["truth"] for i in shown[0]["images"]] == [i["truth"] for i in shown[1]["images"]]
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
@@ -156,7 +141,7 @@ def test_shapes_are_found_after_a_short_training(tmp_path: Path):
     summary = train(plan, tmp_path / "run", simulate=True)
     assert summary.evaluation is not None and untrained["ap50"] is not None
     assert summary.evaluation["averaged_ap50"] > 0.15 > 5 * untrained["ap50"]
-    for score in ("ap", "ap75", "ap_small", "voc_ap50", "voc_ap50_11"):
+    for score in ("ap", "ap75", "ap_small"):
         assert np.isfinite(summary.evaluation[f"averaged_{score}"])
         assert np.isfinite(summary.evaluation[f"nodes_{score}"])
 
@@ -174,28 +159,6 @@ def test_the_papers_settings(name: str):
     assert rate(0) == 0.001 and rate(460) == 1
     assert [rate(460 * epoch) for epoch in (7.9, 8, 11)] == pytest.approx([1, 0.1, 0.01])
     assert make(name, batch=16).lr == pytest.approx(plan.lr / 16)
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED[:3]]
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("name", [*SLOW, PUBLISHED[3]])
-def test_published_recipes_run_on_a_few_images(name: str, tmp_path: Path):
-    """ResNet-50-FPN with frozen batch norm, in the published layout."""
-    if name.startswith("voc"):
-        write_voc(tmp_path)
-    else:
-        write_coco(tmp_path)
-    plan = small(make(name, data_path=str(tmp_path), nodes=1, batch=2))
-    assert train(plan, tmp_path / "run", simulate=True).status == "finished"
-    assert set(records(tmp_path / "run", "evaluation")[-1]) >= {"averaged_ap", "averaged_voc_ap50"}
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert f"--recipe {name} --simulate" in info["command"]
-
-
-def small(plan: Recipe) -> Recipe:
-    return replace(plan, epochs=1.0, image_size=32, warmup_epochs=0.0, micro_batch=1)
 
 
 def test_what_was_left_out_of_the_data_is_said_and_written_down(tmp_path: Path, caplog):

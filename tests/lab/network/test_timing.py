@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from decentlam.lab.network.contenders import BASE, LOCAL
-from decentlam.lab.network.timing import Benchmark, measure, whole_rounds
+from decentlam.lab.network.timing import Benchmark, measure
 
 
 @pytest.mark.parametrize(
@@ -33,13 +32,6 @@ def test_benchmarks_that_make_no_sense_are_refused(wrong: dict[str, Any], messag
 def test_fewer_than_two_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match="2 nodes or more"):
         measure(Benchmark(), 1, None)
-
-
-def test_rounds_without_local_training_or_ddp_are_left_out() -> None:
-    whole = [{"round": 0, "contender": name} for name in (LOCAL, BASE, "PmSGD")]
-    part = [{"round": 1, "contender": name} for name in (LOCAL, "PmSGD")]
-    gone = {"round": 0, "contender": "x", "left_out": "why"}
-    assert whole_rounds([*whole, *part, gone]) == [*whole, gone]
 
 
 def _measure_as_nobody(pipe: Any) -> None:

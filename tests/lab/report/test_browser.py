@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decentlam.lab.report import line_styles, write
+from decentlam.lab.report import write
 from tests import pages
 from tests.lab.report.written_runs import (
     EPOCHS,
@@ -136,18 +136,6 @@ def test_the_copy_button_copies_the_command(opened, page: Path):
     assert opened.text("details:nth-of-type(5) .run:nth-of-type(2) .copy") == "Copied"
 
 
-def test_without_scripts_the_table_is_there_and_a_note_says_what_is_missing(opened, page: Path):
-    opened.devtools("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        opened.open(page)
-        body = opened.text("body")
-        assert opened.run("return document.querySelectorAll('.results tbody tr').length") == 5
-    finally:
-        opened.devtools("Emulation.setScriptExecutionDisabled", value=False)
-    assert "The curves are drawn by a script" in body and "DecentLaM" in body
-    assert "Copy" not in body
-
-
 def test_hostile_text_stays_text(opened, tmp_path: Path):
     runs = [write_hostile_run(tmp_path / "evil"), write_run(tmp_path / "good", "dmsgd")]
     opened.size(390, 844)
@@ -165,9 +153,8 @@ def test_the_page_is_dark_for_those_who_prefer_it_and_white_on_paper(opened):
     line = "return getComputedStyle(document.querySelector('.curve[data-group=\"0\"]')).stroke"
     assert (opened.run(paper), opened.run(line)) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
     opened.media(scheme="dark")
-    red, green, blue = (int(line_styles.DARK_PAPER[at : at + 2], 16) for at in (1, 3, 5))
-    assert opened.run(paper) == f"rgb({red}, {green}, {blue})"
-    assert opened.run(line) == "rgb(237, 237, 237)"
+    assert opened.run(paper) == "rgb(21, 23, 27)"
+    assert opened.run(line) == "oklch(0.72 0 0)"  # black, made light enough
     opened.media("print", "dark")
     assert (opened.run(paper), opened.run(line)) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
 
@@ -192,7 +179,7 @@ def test_the_reader_chooses_among_settings(opened, tmp_path: Path):
         "return [...document.querySelectorAll('#chart-averaged .curve')]"
         ".map((curve) => curve.dataset.group)"
     )
-    assert opened.texts(".results caption strong") == ["Side by side", "batch 1024", "batch 8192"]
+    assert opened.texts(".settings span") == ["batch 1024", "batch 8192"]
     assert opened.run(curves_of) == ["0", "1"]
     opened.click(".settings label:last-of-type")
     assert opened.run(curves_of) == ["2", "3"]

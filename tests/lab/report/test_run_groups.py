@@ -9,8 +9,8 @@ import pytest
 
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.report import run_groups, write
+from decentlam.lab.report.content import COLUMNS
 from decentlam.lab.report.runs import read
-from decentlam.lab.report.table import COLUMNS
 from tests.lab.report.written_runs import (
     embedded_data,
     last_evaluation,
@@ -29,8 +29,7 @@ def test_runs_that_differ_only_in_the_seed_are_averaged(tmp_path: Path):
         values = [evaluation[key] for evaluation in last]
         found = column.value(group)
         assert found is not None
-        assert found.mean == pytest.approx(statistics.mean(values))
-        assert found.deviation == pytest.approx(statistics.stdev(values))
+        assert found == pytest.approx((statistics.mean(values), statistics.stdev(values)))
     low = 100 * min(evaluation["nodes_top1_min"] for evaluation in last)
     high = 100 * max(evaluation["nodes_top1_max"] for evaluation in last)
     assert COLUMNS[1].below(group) == f"{low:.2f} to {high:.2f}"
@@ -44,9 +43,10 @@ def test_a_diverged_run_is_shown_and_in_no_average(tmp_path: Path):
     for column in COLUMNS:
         assert column.value(group) == column.value(alone)
     assert group.status() == "2 finished, 1 diverged at step 70"
-    page = write([*good, bad], tmp_path / "page.html")
-    assert "2 of 3 runs" in page.read_text() and "1 of 3 runs diverged" in page.read_text()
-    lines = embedded_data(page)["charts"][0]["lines"]
+    data = embedded_data(write([*good, bad], tmp_path / "page.html"))
+    assert data["notes"] == ["1 of 3 runs diverged: shown, but in no average."]
+    assert data["groups"][0]["cells"][0]["below"] == "2 of 3 runs"
+    lines = data["charts"][0]["lines"]
     assert [(line["name"], line["diverged"]) for line in lines] == [
         ("", False),
         ("seed 2, diverged", True),
@@ -58,9 +58,9 @@ def test_a_method_that_always_diverged_has_no_numbers_and_is_never_the_best(tmp_
         write_run(tmp_path / "a", "dmsgd", status="diverged", until=6),
         write_run(tmp_path / "b"),
     ]
-    page = write(runs, tmp_path / "page.html").read_text()
-    row = page.split('<tr data-group="0">')[1].split("</tr>")[0]
-    assert 'data-value="">diverged</td>' in row and "★" not in row
+    lost, _ = embedded_data(write(runs, tmp_path / "page.html"))["groups"]
+    assert (lost["cells"][0]["text"], lost["cells"][0]["value"]) == ("diverged", None)
+    assert not any(cell["best"] for cell in lost["cells"])
 
 
 def test_an_unfinished_run_is_not_mixed_with_finished_ones(tmp_path: Path):

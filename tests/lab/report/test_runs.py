@@ -10,9 +10,7 @@ import pytest
 
 from decentlam.lab.report import write
 from decentlam.lab.report.runs import find, read
-from tests.lab.report.written_runs import (
-    write_run,
-)
+from tests.lab.report.written_runs import embedded_data, write_run
 
 
 def test_what_is_not_a_run_directory_is_refused_with_what_is_needed(tmp_path: Path):
@@ -69,8 +67,9 @@ def test_a_line_that_is_no_record_is_left_out_with_its_number(tmp_path: Path):
 def test_a_run_without_records_is_read_with_a_note(tmp_path: Path):
     run = write_run(tmp_path / "run")
     (run / "records.jsonl").unlink()
-    page = write([run], tmp_path / "page.html").read_text()
-    assert "there is no records.jsonl" in page and "No step was timed" in page
+    data = embedded_data(write([run], tmp_path / "page.html"))
+    assert "there is no records.jsonl" in data["notes"][0]
+    assert data["groups"][0]["split"] is None
 
 
 def test_steps_that_a_resumed_run_did_again_count_once(tmp_path: Path):

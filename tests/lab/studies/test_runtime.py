@@ -42,10 +42,8 @@ def test_the_study_runs_on_emulated_links(
 ) -> None:
     ticks: list[str] = []
     result = perform(STUDIES["runtime"], TINY, tmp_path, lambda *tick: ticks.append(tick[2]))
-    assert ticks[0] == "6 runs"
     title = "2 nodes, 200Mbit, 0.05M parameters, sleep:16"
-    told = [title, *(f"{title}, {name}" for name in (LOCAL, BASE, ONE_PEER) for _ in range(2))]
-    assert sorted(ticks[1:-1]) == sorted(told)
+    assert ticks == [title] * 3 + ["done"]
     assert {"runtime.png", "runtime.svg", "table.md"} <= {path.name for path in result.files}
     rows = {row["contender"]: row for row in result.table}
     assert rows[BASE]["of_DDP"] == "1.00 (1.00-1.00)"
@@ -71,20 +69,6 @@ def test_the_study_runs_on_loopback_without_root() -> None:
     assert {r["contender"] for r in records} == {LOCAL, BASE, ONE_PEER}
     assert {row["network"] for row in runtime.table(records)} == {"loopback"}
     assert any("loopback" in note for note in runtime.notes(setting, records))
-
-
-@pytest.mark.system
-@pytest.mark.netns
-def test_what_was_measured_is_kept_when_a_cluster_fails(network: None) -> None:
-    lost = replace(TINY.clusters[0], parameters=10**13)  # for which there is no memory
-    setting = replace(TINY, clusters=(TINY.clusters[0], lost), rounds=1)
-    records = runtime.run(setting)
-    rows = runtime.table(records)
-    assert [row["contender"] for row in rows] == [LOCAL, BASE, ONE_PEER]
-    assert any("the rest of 2 nodes" in note for note in runtime.notes(setting, records))
-    assert list(runtime.figures(records)) == ["runtime"]
-    with pytest.raises(RuntimeError, match="memory"):
-        runtime.run(replace(setting, clusters=(lost,)))
 
 
 def test_loopback_is_for_runtime_only(tmp_path: Path) -> None:

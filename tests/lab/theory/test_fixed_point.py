@@ -23,15 +23,12 @@ LIMITS = [
     ("dmsgd", {}),
     ("da-dmsgd", {}),
     ("awc-dmsgd", {}),
-    ("awc-dmsgd", {"heavy_ball": True}),
     ("qg-dmsgd", {}),
     ("d2-dmsgd", {}),
     ("decentlam", {}),
     ("decentlam-steady", {}),
     ("gt-dmsgd", {}),
     ("slowmo", {"tau": 6}),
-    ("slowmo", {"tau": 6, "inner_momentum": "average"}),
-    ("slowmo", {"tau": 6, "inner_momentum": "reset", "base": "local"}),
 ]
 
 
@@ -77,26 +74,20 @@ def test_two_nodes_by_hand():
         assert x.flatten().tolist() == pytest.approx([a, -a], abs=1e-15), method
 
 
-@pytest.mark.parametrize("method", ["dsgd", "dmsgd", "da-dmsgd", "awc-dmsgd", "decentlam"])
-def test_the_closed_form_stays_accurate_as_lr_vanishes(method: str):
+def test_momentum_amplifies_the_bias_of_dmsgd_and_not_of_decentlam_as_lr_vanishes():
     problem = linear_regression(8, rows=50, dim=5)
     q = problem.quadratic
-    leading = theory.leading_bias(method, mesh(8), q.hessians, q.linear, 0.8)
-    x = theory.fixed_point(method, mesh(8), q.hessians, q.linear, 1e-8, 0.8)
-    # 1e-8 * (x - x*) keeps eight of x*'s sixteen digits, and the expansion's next term is 1e-6.
-    assert problem.bias(x) == pytest.approx(1e-16 * leading, rel=1e-5)
-
-
-def test_momentum_amplifies_the_leading_bias_of_dmsgd_and_not_of_decentlam():
-    q = linear_regression(8, rows=50, dim=5).quadratic
     bias = {
-        (method, beta): theory.leading_bias(method, mesh(8), q.hessians, q.linear, beta)
+        (method, beta): problem.bias(
+            theory.fixed_point(method, mesh(8), q.hessians, q.linear, 1e-8, beta)
+        )
         for method in ("dmsgd", "awc-dmsgd", "decentlam")
         for beta in (0.0, 0.9)
     }
-    assert bias["dmsgd", 0.9] / bias["dmsgd", 0.0] == pytest.approx(100)
-    assert bias["awc-dmsgd", 0.9] / bias["awc-dmsgd", 0.0] == pytest.approx(100)
-    assert bias["decentlam", 0.9] == bias["decentlam", 0.0] == pytest.approx(bias["dmsgd", 0.0])
+    # 1e-8 * (x - x*) keeps eight of x*'s sixteen digits, and the expansion's next term is 1e-6.
+    for method, ratio in (("dmsgd", 100), ("awc-dmsgd", 100), ("decentlam", 1)):
+        assert bias[method, 0.9] / bias[method, 0.0] == pytest.approx(ratio, rel=1e-4)
+    assert bias["decentlam", 0.0] == pytest.approx(bias["dmsgd", 0.0], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from decentlam import ALGORITHMS
-from decentlam.analysis import stability
 from decentlam.lab.recipes import from_json, make
 from decentlam.lab.train import Stop, Summary, train
 from tests.helpers.processes import run_processes
@@ -146,14 +145,6 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path):
-    plan = recipe(nodes=2, epochs=2 / 22)
-    train(plan, tmp_path, simulate=True)
-    before = records(tmp_path)
-    assert train(plan, tmp_path, simulate=True, resume=True).evaluation is not None
-    assert records(tmp_path) == before
-
-
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_every_method_trains_in_simulation(method: str, tmp_path: Path):
     plan = recipe(method, precision="bfloat16", epochs=2 / 22, evaluate_every=1.0)
@@ -207,17 +198,3 @@ def test_another_run_is_neither_overwritten_nor_continued(tmp_path: Path):
     with pytest.raises(ValueError, match="it was simulated"):
         train(plan, tmp_path / "run", resume=True)
     assert records(tmp_path / "run") == before
-
-
-def test_the_stability_of_a_recipe_is_looked_at_once_per_run(tmp_path: Path, monkeypatch):
-    calls: list[str] = []
-    choose = stability.choose
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(arguments[2])
-        return choose(*arguments)
-
-    monkeypatch.setattr(stability, "choose", counted)
-    plan = recipe(nodes=2, epochs=2 / 22, seed=77)
-    assert train(plan, tmp_path, simulate=True).status == "finished"
-    assert calls == ["auto"]

@@ -18,8 +18,9 @@ from decentlam.lab.commands.reproduce import reproduce
 from decentlam.lab.commands.simulate import simulate
 from decentlam.lab.commands.topologies import topologies
 from decentlam.lab.commands.topology import topology
-from decentlam.lab.commands.train import SECTIONS, train
-from decentlam.lab.terminal import Commands, in_sections
+from decentlam.lab.commands.train import train
+from decentlam.lab.commands.watch import watch
+from decentlam.lab.terminal import Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -55,7 +56,8 @@ def main(
       decentlam simulate decentlam ring  one run with your own numbers
       decentlam recipes                  what can be trained
       decentlam train --recipe digits    a model on 4 processes of this machine
-      decentlam report                   the page of the newest run
+      decentlam watch                    the newest run while it trains, as a page
+      decentlam report                   the page of the newest run, afterwards
       decentlam predict --compute-ms 90  the time of an iteration on your cluster
 
     --help after a command lists its options. To train your own model, see the README: the
@@ -67,7 +69,6 @@ def main(
 
 for command in (
     *(algorithms, topologies, topology, reproduce, recipes),
-    *(predict, report, simulate),
+    *(train, watch, report, predict, simulate),
 ):
     app.command()(command)
-app.command(cls=in_sections(SECTIONS, "More options"))(train)

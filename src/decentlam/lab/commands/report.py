@@ -23,9 +23,9 @@ def report(
     """Write one page about one or more training runs."""
     from decentlam.lab.report import write
 
-    directories = directories or [_newest()]
+    directories = directories or [newest()]
     if absent := [path for path in directories if not path.exists()]:
-        there = ", ".join(map(str, _runs(absent[0].parent))) or "none"
+        there = ", ".join(map(str, runs(absent[0].parent))) or "none"
         raise ValueError(f"there is no run in {absent[0]}; runs beside it: {there}")
     page = write(directories, Path(out) if out else directories[0] / "report.html")
     if as_json:
@@ -33,7 +33,7 @@ def report(
     console().print(f"Wrote {page}")
 
 
-def _runs(parent: Path) -> list[Path]:
+def runs(parent: Path) -> list[Path]:
     """Return the runs in a directory, the oldest first."""
     from decentlam.lab.train.records import RUN
 
@@ -41,8 +41,9 @@ def _runs(parent: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path / RUN).stat().st_mtime)
 
 
-def _newest() -> Path:
-    runs = _runs(Path("out") / "train")
-    if not runs:
+def newest() -> Path:
+    """Return the newest run of `decentlam train`."""
+    found = runs(Path("out") / "train")
+    if not found:
         raise ValueError("there is no run in out/train; run `decentlam train`, or give a directory")
-    return runs[-1]
+    return found[-1]

@@ -17,6 +17,7 @@ from decentlam.lab.terminal import (
     print_json,
     print_table,
     progress,
+    say_loading,
 )
 
 
@@ -42,6 +43,7 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run a study of the paper: a table here, records and plots in the run directory."""
+    say_loading("torch and the study")
     from decentlam.lab import studies
     from decentlam.lab.studies.study import perform
 

@@ -36,7 +36,7 @@ def topology(
     facts = catalogue.topology(network, steps, message_bytes)
     if out is not None:
         from decentlam.lab.plot_style import save
-        from decentlam.lab.report.topology_drawing import draw
+        from decentlam.lab.topology_drawing import draw
 
         facts["drawing"] = str(save(draw(network, steps if steps > 1 else None), Path(out)))
     if as_json:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from decentlam.lab.terminal import (
     out_option,
     print_json,
     print_table,
+    say_loading,
     takes_options,
 )
 from decentlam.launch import launched_process
@@ -47,12 +48,6 @@ if TYPE_CHECKING:  # what takes seconds to import is imported where it is used
 log = logging.getLogger(__name__)
 
 DEFAULT_RECIPE = "digits"
-SECTIONS = {
-    "Options that you need first": (
-        *("recipe", "method", "topology", "nodes", "epochs", "batch", "lr", "out"),
-    ),
-    "Detection": ("image_size", "weights", "skip_bad_boxes"),
-}
 EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
 
 
@@ -140,6 +135,9 @@ class TrainOptions:
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = (
         False
     )
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run at a local address while it trains.")
+    ] = False
     workers: Annotated[
         int, typer.Option(min=0, help="Processes per node that load data; 0: none.")
     ] = 0
@@ -167,8 +165,8 @@ def train(options: TrainOptions) -> None:
     report.html in its directory.
     """
     launched = None if options.simulate else launched_process()
-    if sys.stderr.isatty() and not options.quiet and (launched is None or launched.rank == 0):
-        typer.echo("decentlam: loading torch and the recipe", err=True)
+    if not options.quiet and (launched is None or launched.rank == 0):
+        say_loading("torch and the recipe")
     from decentlam.lab.train import Stop
     from decentlam.lab.train import train as run
     from decentlam.launch.init import init
@@ -189,7 +187,11 @@ def train(options: TrainOptions) -> None:
 
     announcement = "stopping after this step; Ctrl-C again to stop at once"
     stop = Stop(launched=place is not None, notify=lambda: say(announcement))
-    with stop.listening():
+    with stop.listening(), contextlib.ExitStack() as shown:
+        if options.watch and first:
+            from decentlam.lab.watch import serving
+
+            say(f"shown at {shown.enter_context(serving(directory))} while it trains")
         summary = run(
             recipe,
             directory,

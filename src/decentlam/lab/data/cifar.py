@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from decentlam.lab.data.memory import InMemory, crop_and_flip
-from decentlam.lab.values import parse_json
 
 Part = tuple[Tensor, Tensor]  # images (N, 3, 32, 32) uint8, labels (N,) int64
 STATISTICS = {  # mean and std per channel
@@ -41,14 +40,11 @@ def _read(root: Path | None, classes: int) -> tuple[Part, Part]:
             return _from_pickles(root, classes, True), _from_pickles(root, classes, False)
         if (root / "train").is_dir() and (root / "test").is_dir():
             return _from_tree(root / "train", classes), _from_tree(root / "test", classes)
-        if classes == 10 and (root / "data_batch_1.png").is_file():
-            return _from_sheets(root)
-    sheets = ", or the six sheets data_batch_1.png to test_batch.png" if classes == 10 else ""
     raise ValueError(
         f"{'no path was given' if root is None else f'there is none in {root}'}: cifar{classes} "
         f"needs --data-path, a folder that has {PICKLES[classes]} (unpack "
         f"cifar-{classes}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html there), "
-        f"or train/CLASS/*.png and test/CLASS/*.png{sheets}"
+        f"or train/CLASS/*.png and test/CLASS/*.png"
     )
 
 
@@ -85,36 +81,6 @@ def _from_tree(folder: Path, classes: int) -> Part:
     if not images:
         raise ValueError(f"{folder} has no CLASS/*.png")
     return _channels_first(np.stack(images)), torch.tensor(labels)
-
-
-def _from_sheets(folder: Path) -> tuple[Part, Part]:
-    """Read 10,000 images to a sheet, each a row of 1,024 pixels; labels in *_lables.json (sic)."""
-    labels = _labels(folder / "train_lables.json", 50_000)
-    test_labels = _labels(folder / "test_lables.json", 10_000)
-    sheets = [_sheet(folder / f"data_batch_{k}.png") for k in range(1, 6)]
-    return (torch.cat(sheets), labels), (_sheet(folder / "test_batch.png"), test_labels)
-
-
-def _sheet(file: Path) -> Tensor:
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            if image.size != (1024, 10_000) or image.mode != "RGB":
-                raise ValueError(f"{image.mode} {image.width} x {image.height}, not 1024 x 10000")
-            return _channels_first(np.asarray(image).reshape(-1, 32, 32, 3))
-    except (OSError, ValueError) as error:  # missing, cut off, or something else
-        raise ValueError(f"{file} is not a sheet of CIFAR-10: {error}") from error
-
-
-def _labels(file: Path, count: int) -> Tensor:
-    try:
-        labels = torch.tensor(parse_json(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{file} is not a list of labels: {error}") from error
-    if labels.shape != (count,) or labels.dtype != torch.int64:
-        raise ValueError(f"{file} has {tuple(labels.shape)} {labels.dtype}, not {count} labels")
-    return labels
 
 
 def _channels_first(images: np.ndarray) -> Tensor:

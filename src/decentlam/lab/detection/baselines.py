@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torchvision.ops import box_iou
 
 from decentlam.lab.detection.annotations import AnnotatedImage
-from decentlam.lab.detection.scores import OVERLAP, Detections, overlaps
+from decentlam.lab.detection.scores import Detections
 
 MOST = 100  # detections per image, as many as COCO's scores look at
+_OVERLAP = 0.5
 _CANDIDATES = 3000  # boxes of a class that are compared with each other
 
 Common = tuple[float, int, np.ndarray]  # how often, label, box from 0 to 1
@@ -25,12 +28,15 @@ def commonest_boxes(
     to the image's sides.
     """
     common = sorted(_common(train, seed), key=lambda one: -one[0])[:MOST]
-    scores = np.array([share for share, _, _ in common])
-    labels = np.array([label for _, label, _ in common], dtype=np.int64)
-    boxes = np.array([box for _, _, box in common]).reshape(-1, 4)
     return [
-        Detections(at, boxes * np.array(2 * [image.width, image.height]), labels, scores)
-        for at, image in enumerate(test)
+        (
+            at,
+            [
+                [*(box * np.tile([im.width, im.height], 2)), label, share]
+                for share, label, box in common
+            ],
+        )
+        for at, im in enumerate(test)
     ]
 
 
@@ -46,7 +52,7 @@ def _common(train: Sequence[AnnotatedImage], seed: int) -> list[Common]:
         share = len(boxes) / len(train)
         if len(boxes) > _CANDIDATES:
             boxes = boxes[draw.choice(len(boxes), _CANDIDATES, replace=False)]
-        near = overlaps(boxes, boxes) >= OVERLAP
+        near = box_iou(*2 * [torch.from_numpy(boxes)]).numpy() >= _OVERLAP
         for _ in range(MOST):
             counts = near.sum(1)
             best = int(counts.argmax())

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from decentlam.lab.detection import DetectionData, load_boxes, pictures
+from decentlam.lab.detection import DetectionData, load_boxes
 from decentlam.lab.detection.detectors import make_detector
 from decentlam.lab.detection.images import DetectionBatch, TestBatch
-from decentlam.lab.detection.scores import (
-    MAIN,
-    Detections,
-    Scores,
-    from_output,
-    from_plain,
-    ordered,
-    score,
-)
+from decentlam.lab.detection.scores import MAIN, Scores, from_output, score
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.tasks import Numerics, Outcome
 
@@ -111,16 +103,9 @@ class Detection:
         with self.numerics.autocast():
             outputs = model([self.numerics.inputs(image) for image in batch.images])
         return [
-            from_output(*values).plain()
+            from_output(*values)
             for values in zip(batch.indices, outputs, batch.scales, strict=True)
         ]
 
     def numbers(self, outcomes: Sequence[Outcome]) -> Scores:
-        return score(self.data.test, self.data.names, self._detections(outcomes))
-
-    def illustrate(self, directory: Path, outcomes: Sequence[Outcome]) -> None:
-        pictures.write(directory, self.data, self._detections(outcomes))
-
-    def _detections(self, outcomes: Sequence[Outcome]) -> list[Detections]:
-        parts = [[from_plain(*plain) for plain in outcome] for outcome in outcomes]
-        return ordered(parts, len(self.data.test))
+        return score(self.data.test, self.data.names, chain.from_iterable(outcomes))

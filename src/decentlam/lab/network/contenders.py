@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -114,6 +117,23 @@ def _readme(**options: Any) -> Build:
     return build
 
 
+def _monitored(model: nn.Module, loss: Loss) -> Training:
+    """Build the same, watched as `decentlam train` watches it."""
+    training = _readme()(model, loss)
+    optimizer: Any = training.optimizer
+    own = tempfile.mkdtemp(prefix="decentlam-")
+    watch = decentlam.monitor(optimizer, optimizer.network.gather(own)[0])
+
+    def logged(inner: nn.Module) -> Tensor:
+        value = loss(inner)
+        watch.log(loss=value)
+        return value
+
+    weakref.finalize(training, shutil.rmtree, own)
+    training.loss = logged
+    return training
+
+
 def _local_steps(**options: Any) -> Build:
     """Build local steps of the optimizer that the limit runs with."""
 
@@ -204,6 +224,7 @@ CONTENDERS: dict[str, Contender] = {
         Traffic(1, message_fraction=0.5),
     ),
     "DecentLaM as it comes": Contender(_readme(), Traffic(1), _AUTO_STEPS),
+    "DecentLaM as it comes, monitored": Contender(_monitored, Traffic(1), _AUTO_STEPS),
     "DecentLaM as it comes, shared_memory=False": Contender(
         _readme(shared_memory=False), Traffic(1), _AUTO_STEPS
     ),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
 import random
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,21 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 import decentlam
-from decentlam.lab.network.contenders import BASE, LOCAL, Contender, choose
+from decentlam.lab.network.contenders import Contender, choose
 from decentlam.lab.network.hosts import INTERFACE, hosts, run_on, unavailable
 from decentlam.lab.network.models import MODELS, make_model, with_straggler
 from decentlam.lab.values import Record
 
 _QUIET_SECONDS, _QUIET_CHECKS = 0.05, 100
-_POLL_SECONDS = 0.3
-
-
-class MeasurementError(RuntimeError):
-    """Some process failed; `records` are those of the rounds before."""
-
-    def __init__(self, reason: str, records: list[Record]) -> None:
-        super().__init__(reason)
-        self.records = records
 
 
 @dataclass(frozen=True)
@@ -81,22 +70,17 @@ class Benchmark:
         return self.parameters or MODELS[self.model].parameters
 
 
-def ignore(record: Record) -> None:
-    """Take no notice of a record."""
-
-
 def measure(
     benchmark: Benchmark,
     nodes: int,
     bandwidth: str | float | None,
     loopback: bool = False,
     timeout_seconds: float = 1800.0,
-    on_record: Callable[[Record], Any] = ignore,
+    on_round: Callable[[int], Any] | None = None,
 ) -> list[Record]:
     """Return a record per round and contender, timed on emulated hosts or on loopback.
 
-    `on_record` is called with each as it is timed. If a process fails, the error has those before.
-    Rounds that ended before local training and DDP were timed are left out.
+    Every round has processes of its own. `on_round` is called with the number of those done.
     """
     if nodes < 2:
         raise ValueError(f"run time is compared on 2 nodes or more, got {nodes}")
@@ -106,49 +90,33 @@ def measure(
             f"no emulated network: {reason}. With --loopback the processes run on this machine "
             "as it is, where every byte costs the CPU time and no bandwidth can be set."
         )
-    with FollowedFile(on_record) as file:
-        try:
-            if loopback:
-                args = (benchmark, "lo", nodes, file.path)
-                return decentlam.launch(time_all, nodes, args, timeout_seconds=120.0)[0]
-            with hosts(nodes, bandwidth) as machines:
-                args = (benchmark, INTERFACE, 1, file.path)
-                return run_on(machines, time_all, args, timeout_seconds)[0]
-        except (RuntimeError, OSError) as error:
-            raise MeasurementError(str(error), whole_rounds(file.records())) from error
+    records: list[Record] = []
+    with contextlib.nullcontext() if loopback else hosts(nodes, bandwidth) as machines:
+        for number in range(benchmark.rounds):
+            if machines is None:
+                work = (benchmark, number, "lo", nodes)
+                records += decentlam.launch(time_round, nodes, work, timeout_seconds=120.0)[0]
+            else:
+                work = (benchmark, number, INTERFACE, 1)
+                records += run_on(machines, time_round, work, timeout_seconds)[0]
+            if on_round is not None:
+                on_round(number + 1)
+    return records
 
 
-def whole_rounds(records: list[Record]) -> list[Record]:
-    """Return the records of the rounds in which local training and DDP were timed."""
-    seen = {(r["round"], r["contender"]) for r in records if "left_out" not in r}
-    return [
-        r for r in records if "left_out" in r or {(r["round"], LOCAL), (r["round"], BASE)} <= seen
-    ]
-
-
-def time_all(benchmark: Benchmark, interface: str, sharing: int, path: str) -> list[Record]:
-    """Time every contender in every round; runs on every node.
+def time_round(benchmark: Benchmark, number: int, interface: str, sharing: int) -> list[Record]:
+    """Time every contender once; runs on every node.
 
     The order is shuffled anew in each round, so that a noisy machine hits all alike. `sharing`
-    nodes have the interface, whose bytes are counted, in common. Node 0 appends each record to the
-    file at once.
+    nodes have the interface, whose bytes are counted, in common.
     """
     torch.set_num_threads(1)
     table = choose(benchmark.only)
-    shuffle = random.Random(benchmark.seed)
-    records: list[Record] = []
-    for number in range(benchmark.rounds):
-        for name in shuffle.sample(list(table), len(table)):
-            found = _time_one(benchmark, table[name], Path("/sys/class/net", interface), sharing)
-            records.append({"round": number, "contender": name, **found})
-            if dist.get_rank() == 0:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(records[-1]) + "\n")
-            if "left_out" in found:
-                del table[name]
+    order = random.Random(f"{benchmark.seed} {number}").sample(list(table), len(table))
+    link = Path("/sys/class/net", interface)
+    found = {name: _time_one(benchmark, table[name], link, sharing) for name in order}
     gc.unfreeze()
-    order = list(choose(benchmark.only))
-    return sorted(records, key=lambda r: (r["round"], order.index(r["contender"])))
+    return [{"round": number, "contender": name, **found[name]} for name in table]
 
 
 def _time_one(benchmark: Benchmark, contender: Contender, interface: Path, sharing: int) -> Record:
@@ -211,40 +179,3 @@ def _wait_until_quiet(interface: Path) -> None:
         if _bytes_sent(interface) == before:
             break
     dist.barrier()
-
-
-class FollowedFile:
-    """A temporary file of JSON lines: calls `on_record` with each that others append to it."""
-
-    def __init__(self, on_record: Callable[[Record], Any]) -> None:
-        self._on_record = on_record
-        self._reported = 0
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> FollowedFile:
-        self._directory = tempfile.TemporaryDirectory()
-        self.path = str(Path(self._directory.name) / "records.jsonl")
-        Path(self.path).touch()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closed.set()
-        self._thread.join()
-        self._report()
-        self._directory.cleanup()
-
-    def records(self) -> list[Record]:
-        """Return all records so far; a line that is still being written is not one yet."""
-        lines = Path(self.path).read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def _follow(self) -> None:
-        while not self._closed.wait(_POLL_SECONDS):
-            self._report()
-
-    def _report(self) -> None:
-        for record in self.records()[self._reported :]:
-            self._reported += 1
-            self._on_record(record)

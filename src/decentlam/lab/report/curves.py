@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from decentlam.lab.report.line_styles import LineStyle
 from decentlam.lab.report.run_groups import Group, Setting
 from decentlam.lab.report.runs import Run, field, number, score_name
 from decentlam.lab.values import Record
@@ -71,36 +69,43 @@ CHARTS = (
 )
 
 
-def data(settings: Sequence[Setting], styles: dict[int, LineStyle]) -> dict[str, Any]:
-    """Return what the script of the page draws from."""
-    groups = [(at, group) for at, setting in enumerate(settings) for group in setting.groups]
-    score = score_name([run for _, group in groups for run in group.runs])
+def charts(settings: Sequence[Setting]) -> list[Record]:
+    """Return what the script of the page draws curves from."""
+    groups = [group for setting in settings for group in setting.groups]
+    score = score_name([run for group in groups for run in group.runs])
     score = score[0].upper() + score[1:]
-    return {
-        "settings": [setting.label for setting in settings],
-        "groups": [
-            {
-                "index": group.index,
-                "setting": at,
-                "label": group.label,
-                "detail": group.detail,
-                "dash": " ".join(f"{part:g}" for part in styles[group.index].dash),
-                "width": styles[group.index].width,
-            }
-            for at, group in groups
-        ],
-        "charts": [
-            {
-                "name": chart.name,
-                "title": chart.title.format(score),
-                "note": chart.note,
-                "unit": "%" if chart.percent else "",
-                "scale": chart.scale,
-                "lines": [line for _, group in groups for line in _lines(chart, group)],
-            }
-            for chart in CHARTS
-        ],
+    return [
+        {
+            "name": chart.name,
+            "title": chart.title.format(score),
+            "note": chart.note,
+            "unit": "%" if chart.percent else "",
+            "scale": chart.scale,
+            "lines": [line for group in groups for line in _lines(chart, group)],
+        }
+        for chart in CHARTS
+    ]
+
+
+def with_nodes(charts: list[Record], bands: dict[str, Record]) -> list[Record]:
+    """Return the charts of one run with what its processes wrote: bands over the nodes."""
+    notes = {
+        "loss": ("Training loss", "Of each node: mean, lowest and highest.", "linear"),
+        "disagreement": (
+            "Disagreement",
+            "Distance of the nodes from their average, estimated from what mixing moves.",
+            "log",
+        ),
     }
+    drawn: list[Record] = []
+    for name, band in bands.items():
+        title, note, scale = notes[name]
+        line = {**band, "name": "", "diverged": False, "group": 0}
+        chart = {"name": name, "title": title, "note": note, "unit": "", "scale": scale}
+        drawn.append(chart | {"lines": [line]})
+    known = [chart for chart in charts if chart["lines"] and chart["name"] not in bands]
+    scores = [chart for chart in known if chart["unit"] == "%"]
+    return [*scores, *drawn, *(chart for chart in known if chart not in scores)]
 
 
 def _lines(chart: Chart, group: Group) -> list[Record]:

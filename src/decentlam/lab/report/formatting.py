@@ -1,23 +1,13 @@
-"""Numbers and words as a reader wants them, and HTML that cannot be broken out of."""
+"""Numbers and words as a reader wants them."""
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 NOTHING = "–"
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean over runs, and the standard deviation between them where there are several."""
-
-    mean: float
-    deviation: float | None = None
+Spread = tuple[float, float | None]  # a mean over runs, and the standard deviation between several
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
@@ -26,55 +16,26 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     if not known or len(known) < len(values):
         return None
     mean = sum(known) / len(known)
-    if len(known) == 1:
-        return Spread(mean)
     squares = sum((value - mean) ** 2 for value in known)
-    return Spread(mean, math.sqrt(squares / (len(known) - 1)))
+    return mean, math.sqrt(squares / (len(known) - 1)) if len(known) > 1 else None
 
 
-def escape(value: Any) -> str:
-    return html.escape(str(value), quote=True)
-
-
-def embedded(value: Any) -> str:
-    """Return JSON that may stand in a script element: no character in it can end the element."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def percent(share: float | None, digits: int = 2) -> str:
-    return NOTHING if share is None else f"{100 * share:.{digits}f}"
-
-
-def percent_spread(value: Spread | None, digits: int = 2) -> str:
+def percent(value: Spread | None, digits: int = 2) -> str:
     """Return percent without the sign: 84.12 ± 0.31."""
     if value is None:
         return NOTHING
-    after = "" if value.deviation is None else f" ± {percent(value.deviation, digits)}"
-    return percent(value.mean, digits) + after
+    return " ± ".join(f"{100 * part:.{digits}f}" for part in value if part is not None)
 
 
-def quantity(value: float | None) -> str:
-    """Return three significant digits: 1,230, 12.3, 0.00123, 1.23e-05."""
+def quantity(value: Spread | None) -> str:
+    """Return three significant digits, the deviation to the same decimal: 0.0477 ± 0.0033."""
     if value is None:
         return NOTHING
-    if value == 0 or not 1e-4 <= abs(value) < 1e6:
-        return f"{value:.3g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{digits}f}"
-
-
-def quantity_spread(value: Spread | None) -> str:
-    """Return both to the same decimal, three digits of the mean: 0.0477 ± 0.0033."""
-    if value is None:
-        return NOTHING
-    mean, deviation = value.mean, value.deviation
-    if not deviation:
-        return quantity(mean)
-    if not 1e-4 <= abs(mean) < 1e6:
-        return f"{mean:.3g} ± {deviation:.1g}"
+    mean, deviation = value
+    if mean == 0 or not 1e-4 <= abs(mean) < 1e6:
+        return f"{mean:.3g}" + (f" ± {deviation:.1g}" if deviation else "")
     digits = max(0, 2 - math.floor(math.log10(abs(mean))))
-    return f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
+    return f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if deviation else "")
 
 
 def value_text(value: Any) -> str:
@@ -85,9 +46,7 @@ def value_text(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(
-            " ".join(value_text(part) for part in item)
-            if isinstance(item, (list, tuple))
-            else value_text(item)
+            " ".join(map(value_text, item)) if isinstance(item, (list, tuple)) else value_text(item)
             for item in value
         )
     return str(value)
@@ -104,9 +63,9 @@ def bytes_of(count: float) -> str:
 def duration(seconds: float) -> str:
     """Return a time as text: 4.20 ms, 12.0 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 1:
-        return f"{quantity(1000 * seconds)} ms"
+        return f"{quantity((1000 * seconds, None))} ms"
     if seconds < 60:
-        return f"{quantity(seconds)} s"
+        return f"{quantity((seconds, None))} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
@@ -119,6 +78,6 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
-def counted(count: int, thing: str, things: str | None = None) -> str:
+def counted(count: int, thing: str) -> str:
     """Return a count as text: one run, 3 runs."""
-    return f"{count if count != 1 else 'one'} {thing if count == 1 else things or thing + 's'}"
+    return f"{count if count != 1 else 'one'} {thing if count == 1 else thing + 's'}"

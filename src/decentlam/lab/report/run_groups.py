@@ -40,7 +40,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        return method_label(self.method)
+        return plot_style.label(self.method)
 
     @property
     def averaged(self) -> tuple[Run, ...]:
@@ -78,13 +78,6 @@ class Setting:
     label: str  # in what it differs from the other settings; empty if it is the only one
     detail: str  # what else is particular to it, and the same for all its groups
     groups: tuple[Group, ...]
-
-
-def method_label(method: str) -> str:
-    try:
-        return plot_style.label(method)
-    except KeyError:  # somebody's own method
-        return method
 
 
 def collect(runs: Sequence[Run]) -> list[Setting]:

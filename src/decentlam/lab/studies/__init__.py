@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from decentlam.lab.studies import (
+    accuracy,
     bias,
     detection,
-    large_batch,
-    models,
     regression,
     runtime,
     speedup,
     text,
-    topologies,
 )
 from decentlam.lab.studies.study import Study
 
@@ -19,9 +17,9 @@ STUDIES: dict[str, Study] = {
     "regression": regression.STUDY,
     "bias": bias.STUDY,
     "speedup": speedup.STUDY,
-    "large-batch": large_batch.STUDY,
-    "models": models.STUDY,
-    "topologies": topologies.STUDY,
+    "large-batch": accuracy.LARGE_BATCH,
+    "models": accuracy.MODELS,
+    "topologies": accuracy.TOPOLOGIES,
     "detection": detection.STUDY,
     "runtime": runtime.STUDY,
     "text": text.STUDY,

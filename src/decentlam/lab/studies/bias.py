@@ -50,7 +50,6 @@ class Bias:
     beta_lr: float = 1e-5
     lrs: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
     rates: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)  # (1-t) I + t W: rho -> 1, the same graph
-    topologies: tuple[str, ...] = ("torus", "ring", "star")
     rho_lr: float = 3e-5
     factors: tuple[float, ...] = (0.1, 1.0, 10.0)  # times b
     factor_lr: float = 1e-4
@@ -71,7 +70,6 @@ def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Bias
         beta_lr=3e-5,
         lrs=(3e-5, 1e-4, 3e-4),
         rates=(1.0, 0.5, 0.25),
-        topologies=("ring",),
         rho_lr=1e-4,
         tolerance=1e-3,
         seed=seed,
@@ -82,7 +80,6 @@ def points(setting: Bias) -> list[Point]:
     """Return all that the study measures. DSGD has no momentum: one point is the reference."""
     W = resolve(setting.topology, setting.nodes)
     lazier = [W.lazy(rate) if rate < 1 else W for rate in setting.rates]
-    others = [resolve(name, setting.nodes) for name in setting.topologies]
     fitted_lrs = sorted(setting.lrs)[:FITTED_LRS]
     beta = setting.momentum
     found = [Point("beta", "dsgd", W, setting.beta_lr, 0.0)]
@@ -91,11 +88,6 @@ def points(setting: Bias) -> list[Point]:
         found += [Point("lr", method, W, lr, beta, in_fit=lr in fitted_lrs) for lr in setting.lrs]
         found += [Point("rho", method, network, setting.rho_lr, beta) for network in lazier]
         found += [Point("b2", method, W, setting.factor_lr, beta, f) for f in setting.factors]
-        if method in ("dmsgd", "decentlam"):
-            found += [
-                Point("rho", method, network, setting.rho_lr, beta, in_fit=False)
-                for network in others
-            ]
     return found
 
 
@@ -210,7 +202,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     x_labels = {
         "beta": r"$1/(1-\beta)$",
         "lr": r"learning rate",
-        "rho": r"$1/(1-\rho)$: one graph at several rates, hollow: other graphs",
+        "rho": r"$1/(1-\rho)$: one graph at several rates",
         "b2": r"data inconsistency $b^2$",
     }
     methods = list(dict.fromkeys(r["method"] for r in records))
@@ -233,24 +225,12 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def _draw_sweep(ax: Axes, records: Sequence[Record], method: str) -> None:
-    """Draw measurements as markers, the closed form as a line, other graphs as hollow markers."""
-    series = [r for r in records if r["in_fit"] or r["sweep"] != "rho"]
-    others = [r for r in records if r not in series]
-    if len(series) == 1:  # DSGD has no momentum: one level
-        ax.axhline(series[0]["closed_form"], **plot_style.line(method))
-    ax.plot([r["x"] for r in series], [r["closed_form"] for r in series], **plot_style.line(method))
-    ax.plot([r["x"] for r in series], [r["measured"] for r in series], **plot_style.points(method))
-    hollow = plot_style.points(method) | {"markerfacecolor": "white"}
-    ax.plot([r["x"] for r in others], [r["measured"] for r in others], **hollow)
-    for r in others if method == "dmsgd" else []:
-        ax.annotate(
-            r["topology"],
-            (r["x"], r["measured"]),
-            xytext=(0, 6),
-            textcoords="offset points",
-            horizontalalignment="center",
-            fontsize=8,
-        )
+    """Draw measurements as markers, the closed form as a line."""
+    if len(records) == 1:  # DSGD has no momentum: one level
+        ax.axhline(records[0]["closed_form"], **plot_style.line(method))
+    x = [r["x"] for r in records]
+    ax.plot(x, [r["closed_form"] for r in records], **plot_style.line(method))
+    ax.plot(x, [r["measured"] for r in records], **plot_style.points(method))
 
 
 def _draw_order(ax: Axes, records: Sequence[Record]) -> None:
@@ -260,7 +240,6 @@ def _draw_order(ax: Axes, records: Sequence[Record]) -> None:
     """
     for method in ("dmsgd", "decentlam"):
         mine = sorted((r for r in records if r["method"] == method), key=lambda r: r["x"])
-        mine = [r for r in mine if r["in_fit"] or r["sweep"] != "rho"]
         if mine:
             x = np.array([mine[0]["x"], mine[-1]["x"]])
             y = mine[0]["closed_form"] * (x / x[0]) ** mine[0]["power"]

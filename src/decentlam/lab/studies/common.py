@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -12,12 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from decentlam.lab import plot_style
-from decentlam.lab.data import load
-from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies.study import Record
 
 AVERAGED, NODES = "averaged_top1", "nodes_top1"
-FASHION = "fashion-mnist"  # what the studies train on unless told otherwise
 METHODS = (
     "pmsgd",
     "pmsgd-lars",
@@ -41,32 +37,6 @@ def seeds_from(seed: int, count: int) -> tuple[int, ...]:
 def fitting(nodes: int, *batches: int) -> tuple[int, ...]:
     """Return the batches, or a little less, so that all nodes get equal shares."""
     return tuple(nodes * max(1, batch // nodes) for batch in batches)
-
-
-def study_recipe(setting: Any, **fields: Any) -> Recipe:
-    """Return a training run of a study: a tenth of it warms up, then the rate stays. What `fields`
-    do not say is the setting's own."""
-    shared = {field.name for field in dataclasses.fields(Recipe)}
-    own = {f.name: getattr(setting, f.name) for f in dataclasses.fields(setting)}
-    values = {name: value for name, value in own.items() if name in shared} | fields
-    return Recipe(
-        stable="ignore",  # as printed, stable or not
-        batch_norm="estimate",
-        warmup_epochs=values["epochs"] / 10,
-        evaluate_every=values["epochs"],
-        log_every=50,
-        **values,
-    )
-
-
-def check_data(name: str, path: str | None) -> None:
-    """Read the data once before anything is started; say what to do without it."""
-    try:
-        load(name, path)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. Or try --quick, which makes do with the digits inside scikit-learn"
-        ) from None
 
 
 def where(records: Sequence[Record], **values: Any) -> list[Record]:
@@ -101,15 +71,6 @@ def cell(records: Sequence[Record], score: str = AVERAGED) -> str | None:
     return f"{text}, {len(lost)} of {len(records)} diverge" if lost else text
 
 
-def cells_by_batch(records: Sequence[Record], batches: Sequence[int]) -> Record:
-    """Return the cells of a row: both accuracies at every batch."""
-    return {
-        f"{whose},_batch_{batch:,}": cell(where(records, batch=batch), score)
-        for score, whose in ((AVERAGED, "averaged"), (NODES, "nodes"))
-        for batch in batches
-    }
-
-
 def leads(records: Sequence[Record], ours: str, theirs: str, score: str = AVERAGED) -> list[float]:
     """Return the percentage points by which a method leads another, seed by seed.
 
@@ -141,25 +102,6 @@ def lead_text(
     return f"{averaged} (averaged), {nodes} (nodes)"
 
 
-def accuracy_note(setting: Any, what: str) -> str:
-    """Return what the numbers of a study's table are."""
-    return (
-        f"Top-1 on the test set{what} in %, mean ± standard deviation over seeds "
-        f"{', '.join(map(str, setting.seeds))}, of the mean of all nodes' models (averaged) and of "
-        "their own ones in the mean (nodes)"
-    )
-
-
-def verdict(smaller: Sequence[float], larger: Sequence[float]) -> str:
-    """Say whether the second is larger by more than the sum of the two spreads."""
-    if not smaller or not larger:
-        return "cannot be told"
-    (a, a_spread), (b, b_spread) = mean_and_spread(smaller), mean_and_spread(larger)
-    if abs(b - a) <= a_spread + b_spread:
-        return "stays within the spread"
-    return "grows" if b > a else "shrinks"
-
-
 def dot_panels(
     panels: Mapping[str, Sequence[Record]],
     rows: str,
@@ -171,7 +113,7 @@ def dot_panels(
     names = {title: list(dict.fromkeys(r[rows] for r in found)) for title, found in panels.items()}
     methods = list(dict.fromkeys(r["method"] for found in panels.values() for r in found))
     height = 1.4 + 0.85 * max(map(len, names.values()))
-    figure, axes = plot_style.axes(len(panels), (10.4, height))
+    figure, axes = plot_style.axes(len(panels), (10.4, height * -(-len(panels) // 2)))
     for ax, (title, records) in zip(axes, panels.items(), strict=True):
         for band, name in enumerate(reversed(names[title])):
             here = where(records, **{rows: name})
@@ -182,7 +124,7 @@ def dot_panels(
             if band:
                 ax.axhline(band - 0.5, color="#DDDDDD", linewidth=0.8)
         ax.grid(visible=False, axis="y")
-        ax.set_yticks(range(len(names[title])), list(reversed(names[title])))
+        ax.set_yticks(range(len(names[title])), [str(name) for name in reversed(names[title])])
         ax.set(title=title, xlabel=what, ylim=(-0.5, len(names[title]) - 0.5))
     handles = [Line2D([], [], label=plot_style.label(m), **plot_style.points(m)) for m in methods]
     grey = plot_style.points("pmsgd") | {"color": plot_style.GREY, "marker": "o"}

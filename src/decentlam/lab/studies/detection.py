@@ -16,15 +16,7 @@ from decentlam.lab.detection.scores import score
 from decentlam.lab.detection.shapes import draw_shapes
 from decentlam.lab.recipes import Recipe, make
 from decentlam.lab.studies import paper
-from decentlam.lab.studies.common import (
-    cell,
-    dot_panels,
-    fitting,
-    lead_text,
-    mean_and_spread,
-    seeds_from,
-    where,
-)
+from decentlam.lab.studies.common import cell, dot_panels, fitting, lead_text, seeds_from, where
 from decentlam.lab.studies.study import Record, Study, Tick, silent
 from decentlam.lab.studies.sweep import sweep
 from decentlam.lab.train.tasks import Numerics, make_task
@@ -32,7 +24,6 @@ from decentlam.lab.train.tasks import Numerics, make_task
 AVERAGED, NODES, AVERAGED_AP = "averaged_ap50", "nodes_ap50", "averaged_ap"
 METHODS = ("pmsgd", "pmsgd-lars", "dmsgd", "da-dmsgd", "decentlam")
 NAMES = {"retinanet-small": "R-Net", "faster-rcnn-small": "F-RCNN"}  # as the paper shortens them
-SHAPES = "shapes"  # what --quick trains on, drawn into the study's directory
 
 
 @dataclass(frozen=True)
@@ -49,7 +40,7 @@ class DetectorCase:
 class Detectors:
     cases: tuple[DetectorCase, ...]
     data: str = "bccd"
-    data_path: str | None = None
+    data_path: str | None = None  # None for voc: drawn shapes
     methods: tuple[str, ...] = METHODS
     nodes: int = 8
     topology: str = "symmetric-exponential"
@@ -74,7 +65,7 @@ def recipe(
             DetectorCase(name, 4.0, 0.05, seeds_from(seed, 1))
             for name in ("bccd-faster-rcnn", "bccd-retinanet")
         )
-        return Detectors(cases, "voc", None, nodes=nodes, batch=batch, image_size=48)
+        return Detectors(cases, "voc", nodes=nodes, batch=batch, image_size=48)
     bccd = data == "bccd"  # other data has larger images, and more of them: one short run each
     cases = (
         DetectorCase("bccd-faster-rcnn", 5.0, 0.05, seeds_from(seed, 3 if bccd else 1)),
@@ -90,8 +81,11 @@ def run(setting: Detectors, tick: Tick = silent, directory: Path = Path()) -> li
     """Return a record per training, and one for each baseline."""
     path = setting.data_path
     if setting.data == "voc" and path is None:
-        path = str(draw_shapes(directory / SHAPES, train=80, test=20))
-    check(setting, path)
+        path = str(draw_shapes(directory / "shapes", train=80, test=20))
+    try:  # before anything is started
+        load_boxes(setting.data, path, setting.image_size, skip_bad_boxes=True)
+    except ValueError as error:
+        raise ValueError(f"{error}. Or try --quick, which draws images of its own") from None
     # The first seed of all first: what is done when time is up can be compared.
     turns = [(case, seed) for case in setting.cases for seed in case.seeds]
     turns.sort(key=lambda turn: turn[1] != turn[0].seeds[0])
@@ -103,14 +97,6 @@ def run(setting: Detectors, tick: Tick = silent, directory: Path = Path()) -> li
     records = [{"part": "training", **record} for record in sweep(recipes, directory, tick)]
     firsts = [trained(setting, case, path, "pmsgd", case.seeds[0]) for case in setting.cases]
     return [*records, *(record for first in firsts for record in baselines(first))]
-
-
-def check(setting: Detectors, path: str | None) -> None:
-    """Read the data once before anything is started; say what to do without it."""
-    try:
-        load_boxes(setting.data, path, setting.image_size, skip_bad_boxes=True)
-    except ValueError as error:
-        raise ValueError(f"{error}. Or try --quick, which draws images of its own") from None
 
 
 def trained(
@@ -153,9 +139,8 @@ def baselines(first: Recipe) -> list[Record]:
             "step": 0,
             **{f"averaged_{key}": value for key, value in numbers.items()},
             NODES: None,
-            "skipped_boxes": list(task.data.skipped),
-            "train_images": len(task.data.train),
-            "test_images": len(task.data.test),
+            "notes": task.notes,
+            "images": f"{len(task.data.train)} for training, {len(task.data.test)} for testing",
         }
         for name, numbers in (("untrained", untrained), ("commonest boxes", guessed))
     ]
@@ -184,46 +169,29 @@ def table(records: Sequence[Record]) -> list[Record]:
 def notes(setting: Detectors, records: Sequence[Record]) -> list[str]:
     baseline = next(r for r in records if r["part"] == "baseline")
     runs = where(records, part="training")
-    skipped = baseline["skipped_boxes"]
-    cases = "; ".join(_words(case, runs) for case in setting.cases)
-    what = (
-        f"drawn {SHAPES}" if setting.data == "voc" and setting.data_path is None else setting.data
+    cases = "; ".join(
+        f"{case.recipe} {case.epochs:g} epochs at lr {case.lr:g}, seeds "
+        f"{', '.join(map(str, case.seeds))}"
+        for case in setting.cases
+    )
+    leads = "; ".join(
+        f"{NAMES[model]} {lead_text(where(runs, model=model), keys=(AVERAGED, NODES))}"
+        for model in dict.fromkeys(r["model"] for r in runs)
     )
     return [
-        f"Test images of {what} ({baseline['train_images']} for training, "
-        f"{baseline['test_images']} for testing, shorter side {setting.image_size} pixels); AP50 "
-        "and AP@[.5:.95] by pycocotools in %, mean ± standard deviation over seeds, of the mean of "
-        "all nodes' models; nodes' AP50 is the mean of their own models' ones. Small backbones "
-        f"from scratch, {setting.nodes} nodes, {setting.topology}, {setting.shards} shards, batch "
-        f"{setting.batch}, momentum 0.9, the 1x schedule squeezed into these epochs: {cases}. "
-        f"pmsgd-lars runs with trust {setting.lars_trust:g}.",
-        f"Left out of the data: {len(skipped)} bad boxes"
-        + (
-            f" ({'; '.join(Path(s.split(': ')[0]).stem for s in skipped[:3])})." if skipped else "."
-        ),
-        *_leads(setting, runs),
+        f"Images of {setting.data} ({baseline['images']}, shorter side {setting.image_size} "
+        "pixels); AP50 and AP@[.5:.95] by pycocotools in %, mean ± standard deviation over seeds, "
+        "of the mean of all nodes' models; nodes' AP50 is the mean of their own models' ones. "
+        f"Small backbones from scratch, {setting.nodes} nodes, {setting.topology}, "
+        f"{setting.shards} shards, batch {setting.batch}, momentum 0.9, the 1x schedule squeezed "
+        f"into these epochs: {cases}. pmsgd-lars runs with trust {setting.lars_trust:g}.",
+        *baseline["notes"],
+        f"DecentLaM's lead over DmSGD in points of AP50, seed by seed: {leads}.",
         "Baselines: the model before training, and the boxes that overlap most boxes of the "
         "training set, the same ones in every test image.",
         "The paper's figures are of PASCAL VOC and COCO with ResNet-50-FPN, which starts from "
         "ImageNet weights, batch 256. Compare the order of methods, not the numbers.",
     ]
-
-
-def _words(case: DetectorCase, runs: Sequence[Record]) -> str:
-    mine = where(runs, model=make(case.recipe).model)
-    seconds, _ = mean_and_spread([r["seconds"] for r in mine])
-    seeds = f"seed{'s' * (len(case.seeds) > 1)} {', '.join(map(str, case.seeds))}"
-    return f"{case.recipe} {case.epochs:g} epochs at lr {case.lr:g}, {seeds}, {seconds:.0f} s a run"
-
-
-def _leads(setting: Detectors, runs: Sequence[Record]) -> list[str]:
-    if not {"decentlam", "dmsgd"} <= set(setting.methods):
-        return []
-    parts = []
-    for model in dict.fromkeys(r["model"] for r in runs):
-        here = where(runs, model=model)
-        parts.append(f"{NAMES[model]} {lead_text(here, keys=(AVERAGED, NODES))}")
-    return [f"DecentLaM's lead over DmSGD in points of AP50, seed by seed: {'; '.join(parts)}."]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:

@@ -16,46 +16,6 @@ IMAGENET: dict[str, dict[str, float]] = {
     "decentlam": {"2K": 76.43, "8K": 76.19, "16K": 76.73, "32K": 76.22},
 }
 
-# Table 1: CIFAR-10, ResNet-20.
-CIFAR10: dict[str, dict[str, float]] = {
-    "pmsgd": {"2K": 91.6, "8K": 89.2},
-    "dmsgd": {"2K": 91.5, "8K": 88.3},
-}
-
-# Table 4: ImageNet, by model and batch; the rows that the models study has too.
-MODELS: dict[str, dict[str, dict[str, float]]] = {
-    "resnet18": {
-        "pmsgd": {"2K": 70.0, "8K": 69.5, "16K": 68.3},
-        "dmsgd": {"2K": 69.9, "8K": 69.3, "16K": 68.7},
-        "qg-dmsgd": {"2K": 70.2, "8K": 70.5, "16K": 70.3},
-        "decentlam": {"2K": 70.3, "8K": 69.9, "16K": 70.5},
-    },
-    "resnet34": {
-        "pmsgd": {"2K": 73.8, "8K": 72.8, "16K": 72.9},
-        "dmsgd": {"2K": 73.1, "8K": 72.7, "16K": 72.4},
-        "qg-dmsgd": {"2K": 73.8, "8K": 73.1, "16K": 73.3},
-        "decentlam": {"2K": 73.4, "8K": 73.1, "16K": 73.4},
-    },
-    "resnet50": {
-        "pmsgd": {"2K": 76.3, "8K": 76.1, "16K": 76.3},
-        "dmsgd": {"2K": 76.3, "8K": 76.0, "16K": 76.2},
-        "qg-dmsgd": {"2K": 76.2, "8K": 76.0, "16K": 76.6},
-        "decentlam": {"2K": 76.4, "8K": 76.2, "16K": 76.7},
-    },
-    "mobilenet-v2": {
-        "pmsgd": {"2K": 70.6, "8K": 71.1, "16K": 69.5},
-        "dmsgd": {"2K": 70.5, "8K": 71.0, "16K": 72.1},
-        "qg-dmsgd": {"2K": 70.8, "8K": 70.6, "16K": 72.0},
-        "decentlam": {"2K": 70.3, "8K": 71.4, "16K": 72.2},
-    },
-    "efficientnet-b0": {
-        "pmsgd": {"2K": 77.6, "8K": 77.0, "16K": 78.1},
-        "dmsgd": {"2K": 77.5, "8K": 76.9, "16K": 77.5},
-        "qg-dmsgd": {"2K": 76.8, "8K": 76.5, "16K": 76.7},
-        "decentlam": {"2K": 77.8, "8K": 77.2, "16K": 78.3},
-    },
-}
-
 # Table 5: DecentLaM on ImageNet, ResNet-50, by topology.
 TOPOLOGIES: dict[str, dict[str, float]] = {
     "ring": {"16K": 76.65, "32K": 76.34},
@@ -75,6 +35,6 @@ DETECTION: dict[str, dict[str, dict[str, float]]] = {
 }
 
 
-def line(values: dict[str, float] | None) -> str | None:
-    """Return the values of a row in one cell; the batches are in the column's head."""
-    return None if values is None else " / ".join(f"{value:g}" for value in values.values())
+def line(values: dict[str, float]) -> str:
+    """Return the values of a row in one cell."""
+    return " / ".join(f"{value:g}" for value in values.values())

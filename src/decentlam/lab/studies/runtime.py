@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from decentlam.lab import plot_style
-from decentlam.lab.network.contenders import LOCAL, available, choose, has_decent_dp
+from decentlam.lab.network.contenders import LOCAL, available, has_decent_dp
 from decentlam.lab.network.results import left_out, limits, machine, summary
-from decentlam.lab.network.timing import Benchmark, MeasurementError, measure
+from decentlam.lab.network.timing import Benchmark, measure
 from decentlam.lab.studies.study import Record, Study, Tick, silent
 
 USUAL = (
@@ -51,7 +51,6 @@ class Cluster:
     compute: str = "real"
     model: str = "transformer-9.5M"
     parameters: int | None = None
-    straggler_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,40 +96,28 @@ def recipe(
 
 
 def run(setting: TimingStudy, tick: Tick = silent) -> list[Record]:
-    """Return a record per cluster, round and contender; one that fails leaves its whole rounds."""
+    """Return a record per cluster, round and contender."""
     records: list[Record] = []
     benchmarks = [_benchmark(setting, cluster) for cluster in setting.clusters]
-    totals = [benchmark.rounds * len(choose(benchmark.only)) for benchmark in benchmarks]
-    total, done = sum(totals), 0
-    tick(0, total, f"{total} runs")
+    total = setting.rounds * len(benchmarks)
     for number, (cluster, benchmark) in enumerate(zip(setting.clusters, benchmarks, strict=True)):
         network = "loopback" if setting.loopback else cluster.bandwidth or "no limit"
         about = asdict(cluster) | {"parameters": benchmark.size}
         about |= {"network": network, "cluster": number}
 
-        def on_record(record: Record, about: Record = about) -> None:
-            nonlocal done
-            done += 1
-            tick(done, total, f"{title_of(about)}, {record['contender']}")
+        def on_round(done: int, at: int = number, title: str = title_of(about)) -> None:
+            tick(at * setting.rounds + done, total, title)
 
-        tick(done, total, title_of(about))
-        try:
-            found = measure(
-                benchmark,
-                cluster.nodes,
-                cluster.bandwidth,
-                setting.loopback,
-                setting.timeout_seconds,
-                on_record,
-            )
-        except MeasurementError as error:
-            found = error.records
-            if not any("seconds" in record for record in [*records, *found]):
-                raise
-            reason = str(error).strip().splitlines()[-1]
-            found.append({"contender": f"the rest of {title_of(about)}", "left_out": reason})
+        on_round(0)
+        found = measure(
+            benchmark,
+            cluster.nodes,
+            cluster.bandwidth,
+            setting.loopback,
+            setting.timeout_seconds,
+            on_round,
+        )
         records += [{**about, **record} for record in found]
-        done = sum(totals[: number + 1])
     tick(total, total, "done")
     return records
 
@@ -142,7 +129,6 @@ def _benchmark(setting: TimingStudy, cluster: Cluster) -> Benchmark:
         compute=cluster.compute,
         rounds=setting.rounds,
         iterations=setting.iterations,
-        straggler_ms=cluster.straggler_ms,
         only=setting.names,
         seed=setting.seed,
     )
@@ -158,7 +144,7 @@ def table(records: Sequence[Record]) -> list[Record]:
                     "nodes": about["nodes"],
                     "network": about["network"],
                     "parameters": f"{about['parameters'] / 1e6:.3g}M",
-                    "compute": compute_of(about),
+                    "compute": about["compute"],
                     "contender": row["contender"],
                     "ms": round(row["ms"], 1),
                     "of_DDP": f"{row['of_DDP']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})",
@@ -179,7 +165,7 @@ def notes(setting: TimingStudy, records: Sequence[Record]) -> list[str]:
         else "processes in network namespaces on one bridge, each link limited in both directions"
     )
     found = [
-        f"Median over {setting.iterations} iterations (mean, with a straggler) of the mean over "
+        f"Median over {setting.iterations} iterations of the mean over "
         f"nodes; then the median over {setting.rounds} rounds, in brackets the lowest and highest "
         f"ratio to DDP of the same round. Real {where}; {machine()}.",
         "Compute `sleep` is a model of equal layers that sleep, a third in forward and two thirds "
@@ -207,10 +193,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     longest = max(len(_summary(mine)) for mine in clusters)
     rows = -(-len(clusters) // 2)
     figure, axes = plot_style.axes(len(clusters), (11.6, 0.9 + rows * (1.2 + 0.23 * longest)))
-    for ax, mine in zip(axes, clusters, strict=False):
+    for ax, mine in zip(axes, clusters, strict=True):
         _draw(ax, mine)
-    for ax in axes[len(clusters) :]:
-        ax.remove()
     names = {"compute": "compute", "update": "update", "exposed": "exposed communication"}
     handles = [Patch(color=_tint(plot_style.GREY, _PARTS[p]), label=names[p]) for p in names]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
@@ -260,15 +244,10 @@ def by_cluster(records: Sequence[Record]) -> list[list[Record]]:
     return [[r for r in records if r["cluster"] == k] for k in timed]
 
 
-def compute_of(about: Record) -> str:
-    late = about["straggler_ms"]
-    return about["compute"] + (f", one {late:g} ms late" if late else "")
-
-
 def title_of(about: Record) -> str:
     return (
         f"{about['nodes']} nodes, {about['network']}, {about['parameters'] / 1e6:.3g}M parameters, "
-        f"{compute_of(about)}"
+        f"{about['compute']}"
     )
 
 

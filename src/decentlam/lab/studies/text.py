@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -33,8 +34,6 @@ CONTEXT, TEST_WINDOWS, EVALUATIONS = 32, 1024, 8
 WINDOWS = 4096  # of a group that a node may train on: 131 kB
 RUNS = "runs.jsonl"  # every finished run, so that the study can be continued
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
-BANDWIDTHS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9}
-TIMED, FORWARD = 10_000_000, 0.1  # parameters of the model that times are for, seconds of forward
 WARMUP = 0.05  # of the steps; then the rate falls to 0 as a cosine
 
 
@@ -125,20 +124,29 @@ def run(setting: TextStudy, tick: Tick = silent, directory: Path = Path()) -> li
                 rates[method] = _search(setting.rates, partial(finish, problem, method, first))
                 searched += 1
             for seed, method in product(others if leads else (), rates):
-                finish(problem, method, seed, rates[method])
+                for lr in rates[method]:
+                    finish(problem, method, seed, lr)
     finally:
         torch.set_num_threads(threads)
     return list(used.values())
 
 
-def _search(rates: Sequence[float], loss: Callable[[float], float]) -> float:
-    """Return the rate of the least loss, going up or down from the middle while it falls."""
-    loss, place = cache(loss), len(rates) // 2
+def _search(rates: Sequence[float], loss: Callable[[float], float]) -> list[float]:
+    """Return the two best rates, going up or down from the middle while the loss falls."""
+    tried: dict[float, float] = {}
+
+    def lower(place: int, than: int) -> bool:
+        for k in (than, place):
+            if rates[k] not in tried:
+                tried[rates[k]] = loss(rates[k])
+        return tried[rates[place]] < tried[rates[than]]
+
+    place = len(rates) // 2
     for way in (1, -1):
-        while 0 <= place + way < len(rates) and loss(rates[place + way]) < loss(rates[place]):
+        while 0 <= place + way < len(rates) and lower(place + way, than=place):
             place += way
-    loss(rates[place])  # which is the only one if there is one
-    return rates[place]
+    lower(place, than=place)  # which is the only one if there is one
+    return sorted(tried, key=lambda rate: tried[rate])[:2]
 
 
 def train(setting: TextStudy, problem: Problem, method: str, lr: float, seed: int) -> Record:
@@ -258,17 +266,19 @@ def _text(sources: tuple[tuple[str, str | None], ...], nodes: int) -> Text:
 # Reading -----------------------------------------------------------------------------------------
 
 
-def best_rate(records: Sequence[Record]) -> float | None:
-    """Return the rate of the run with the least loss; None if all diverge."""
-    finite = [r for r in records if r["loss"] is not None]
-    return min(finite, key=lambda r: r["loss"])["lr"] if finite else None
-
-
 def best(records: Sequence[Record], problem: str, method: str) -> list[Record]:
-    """Return the runs of a method at the best rate of its first seed, one per seed."""
-    mine = where(records, problem=problem, method=method)
-    first = where(mine, seed=mine[0]["seed"]) if mine else []
-    return where(mine, lr=best_rate(first))
+    """Return the runs of a method at its best rate, one per seed: of the rates that were tried with
+    the most seeds, the one with the least mean loss."""
+    rates: dict[float, list[Record]] = {}
+    for record in where(records, problem=problem, method=method):
+        rates.setdefault(record["lr"], []).append(record)
+    most = max(map(len, rates.values()), default=0)
+    whole = [runs for runs in rates.values() if len(runs) == most]
+    return min(whole, key=_mean_loss, default=[])
+
+
+def _mean_loss(runs: Sequence[Record]) -> float:
+    return statistics.mean(math.inf if r["loss"] is None else r["loss"] for r in runs)
 
 
 def table(records: Sequence[Record]) -> list[Record]:
@@ -303,21 +313,19 @@ def notes(setting: TextStudy, records: Sequence[Record]) -> list[str]:
     first, _ = setting.problems[0]
     return [
         f"Validation loss of the averaged model in nats, mean ± standard deviation over the seeds, "
-        f"with the best rate of the same grid for all methods (at the first seed), and in brackets "
+        "with the best rate of the same grid for all methods (of the two that are best at the "
+        "first seed, the better one over all seeds), and in brackets "
         f"what it is above the all-reduce with the same seeds. {first.model}, context {CONTEXT}, "
         f"{first.steps} steps of {first.batch} windows per node, torch's AdamW coefficients, "
         f"{WARMUP:.0%} warm-up, cosine to 0. Text of {', '.join(n for n, _ in setting.sources)}; "
         "unlike: every node reads one work or package of its own.",
-        f"Times are predicted by the formula of `decentlam predict` for {TIMED:,} parameters on 8 "
-        f"nodes and {3 * FORWARD:g} s of compute per step; methods with local steps wait for their "
-        "exchange.",
         "A model per step is 4 bytes per parameter sent by a node; DDP's ring all-reduce sends "
         "2 (n - 1) / n. Nodes are simulated.",
     ]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the loss over the bytes that a node sent, and over the time that steps would take."""
+    """Draw the loss over the bytes that a node sent."""
     problems = [p for p in dict.fromkeys(r["problem"] for r in records) if "digits" not in p]
     if not problems:
         return {}
@@ -330,18 +338,10 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
             titles |= _draw(ax, name, [(mega * s, loss) for _, s, loss in run["curve"] if s])
         ax.set(title=problem, xlabel="MB sent by a node", xscale="log")
         plot_style.plain_ticks(ax, _TICKS)
-    time, time_axes = plot_style.axes(len(BANDWIDTHS), (10.4, 4.4))
-    for ax, (link, bandwidth) in zip(time_axes, BANDWIDTHS.items(), strict=True):
-        for name, run in _first_runs(records, problems[0]).items():
-            step = METHODS[name].step_seconds(run["nodes"], TIMED, bandwidth, FORWARD, 2 * FORWARD)
-            _draw(ax, name, [(step * k, loss) for k, _, loss in run["curve"]])
-        ax.set(title=f"{problems[0]}, {link}", xlabel="predicted seconds", xscale="log")
-        plot_style.plain_ticks(ax, _TICKS)
-    for one, panels in ((figure, axes), (time, time_axes)):
-        panels[0].set_ylabel("validation loss, nats per byte")
-        handles = list(titles.values())
-        one.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    return {"text": figure, "time": time}
+    axes[0].set_ylabel("validation loss, nats per byte")
+    handles = list(titles.values())
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    return {"text": figure}
 
 
 _TICKS = [digit * 10**power for power in range(-2, 6) for digit in (1, 3)]

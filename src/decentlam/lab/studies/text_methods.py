@@ -8,7 +8,7 @@ models of 32 bits. The inner optimizer is `torch.optim.AdamW` with its default c
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import count
 from typing import Any
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from decentlam.algorithms import Step, lr_ratio, make
 from decentlam.algorithms.turns import TURNS, parts
-from decentlam.lab.network.prediction import Traffic, predict_step
 from decentlam.topology import TOPOLOGIES, Topology
 
 BETA1, BETA2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
@@ -189,14 +188,12 @@ def in_8_bits(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the picture; `traffic` is what it sends every `every` steps, to predict times."""
+    """A line of the picture."""
 
     title: str
     moves: Callable[..., Moves]
-    traffic: Traffic
     color: str
     marker: str
-    every: int = 1
     leads: bool = False  # has more than one seed
     text: bool = True  # else on the digits only
     topology: str = "bipartite-random-match"
@@ -207,62 +204,36 @@ class Method:
         next(moves)
         return moves
 
-    def step_seconds(
-        self, nodes: int, parameters: int, bandwidth: float, forward: float, backward: float
-    ) -> float:
-        """Return the predicted time of a step in the mean; between two averages nothing is sent."""
-        exchange = predict_step(self.traffic, nodes, 4 * parameters, bandwidth, forward, backward)
-        return exchange.compute + exchange.exposed / self.every
-
 
 def _every(
-    moves: Callable[..., Moves], every: int, title: str, traffic: Traffic, **more: Any
+    moves: Callable[..., Moves], title: str, every: int, color: str, marker: str, **more: Any
 ) -> Method:
-    name = f"{title}, every {every}"
-    return Method(name, partial(moves, every=every), traffic, every=every, **more)
+    return Method(f"{title}, every {every}", partial(moves, every=every), color, marker, **more)
 
 
-_EVERYONE, _EXTRA = Traffic(None, ddp_buckets=True), 1 + 1 / TURNS  # and a part of second moments
-_LOCAL = partial(_every, local_steps, title="local steps", traffic=Traffic(1, "nothing", 1.25))
-_DILOCO = partial(_every, diloco, title="DiLoCo", traffic=Traffic(None, "nothing"))
-_NOLOCO = partial(_every, noloco, title="NoLoCo", traffic=Traffic(1, "nothing", 2.0))
+_LOCAL, _DILOCO, _NOLOCO = (
+    partial(_every, moves, title)
+    for moves, title in ((local_steps, "local steps"), (diloco, "DiLoCo"), (noloco, "NoLoCo"))
+)
+_HALF = partial(every_step, message_dtype=torch.float16)
 METHODS: dict[str, Method] = {
-    "all-reduce": Method(
-        "all-reduce AdamW (DDP)", all_reduce, _EVERYONE, "#000000", "s", leads=True
-    ),
+    "all-reduce": Method("all-reduce AdamW (DDP)", all_reduce, "#000000", "s", leads=True),
     "all-reduce-bf16": Method(
-        "the same, bf16 gradients",
-        partial(all_reduce, bf16=True),
-        replace(_EVERYONE, message_fraction=0.5),
-        "#777777",
-        "P",
+        "the same, bf16 gradients", partial(all_reduce, bf16=True), "#777777", "P"
     ),
-    "decent-dp": Method(
-        "decent-dp's form", adapt_while_communicating, Traffic(1, "step"), "#882255", "D"
-    ),
-    "gossip": Method("gossip AdamW", gossip, Traffic(1), "#CC6677", "^"),
-    "adamw": Method(
-        "AdamW, one peer",
-        every_step,
-        Traffic(1, message_fraction=_EXTRA),
-        "#88CCEE",
-        "o",
-        leads=True,
-    ),
+    "decent-dp": Method("decent-dp's form", adapt_while_communicating, "#882255", "D"),
+    "gossip": Method("gossip AdamW", gossip, "#CC6677", "^"),
+    "adamw": Method("AdamW, one peer", every_step, "#88CCEE", "o", leads=True),
     "adamw-two": Method(
-        "AdamW, two peers, float16",
-        partial(every_step, message_dtype=torch.float16),
-        Traffic(2, message_fraction=_EXTRA / 2),
-        "#332288",
-        "h",
+        *("AdamW, two peers, float16", _HALF, "#332288", "h"),
         leads=True,
         topology="two-random-matches",
     ),
-    "local-4": _LOCAL(every=4, color="#44AA99", marker="v"),
-    "local-16": _LOCAL(every=16, color="#117733", marker="<", leads=True),
-    "local-64": _LOCAL(every=64, color="#999933", marker=">"),
-    "diloco-16": _DILOCO(every=16, color="#DDAA33", marker="X", leads=True),
-    "noloco-16": _NOLOCO(every=16, color="#AA4499", marker="d", leads=True),
-    "diloco-4": _DILOCO(every=4, color="#DDAA33", marker="*", leads=True, text=False),
-    "noloco-4": _NOLOCO(every=4, color="#AA4499", marker="1", leads=True, text=False),
+    "local-4": _LOCAL(4, "#44AA99", "v", leads=True),
+    "local-16": _LOCAL(16, "#117733", "<", leads=True),
+    "local-64": _LOCAL(64, "#999933", ">"),
+    "diloco-16": _DILOCO(16, "#DDAA33", "X", leads=True),
+    "noloco-16": _NOLOCO(16, "#AA4499", "d", leads=True),
+    "diloco-4": _DILOCO(4, "#DDAA33", "*", leads=True, text=False),
+    "noloco-4": _NOLOCO(4, "#AA4499", "1", leads=True, text=False),
 }

@@ -10,7 +10,7 @@ with its own C, a function of W and beta:
     decentlam-steady             W                       v = 0 and x = W (x - lr g) at rest
     dmsgd                        W / (1-beta)            proof of Proposition 2
     da-dmsgd                     W (I - beta W)^-1       m = W (beta m + g) at rest
-    awc-dmsgd                    I / (1-beta)            heavy_ball form: I
+    awc-dmsgd                    I / (1-beta)
     d2-dmsgd, gt-dmsgd, pmsgd    0, so that x_i = x*
 
 SlowMo has no such equation: its models keep moving inside a window of tau steps.
@@ -49,15 +49,12 @@ def fixed_point(
     lr: float,
     beta: float = 0.9,
     *,
-    heavy_ball: bool = False,
     tau: int = 48,
-    base: str = "dmsgd",
-    inner_momentum: str = "keep",
 ) -> Tensor:
     """Return the models (n, d) where the method stops; grad f_i(x) = hessians_i x - linear_i.
 
-    The keyword arguments are those of awc-dmsgd and slowmo. slowmo's models are those right after
-    an exact average. Whether the method gets there is another matter: too large an lr diverges.
+    slowmo's models are those right after an exact average, taken every `tau` steps. Whether the
+    method gets there is another matter: too large an lr diverges.
 
     >>> import torch
     >>> from decentlam.topology import ring
@@ -67,28 +64,16 @@ def fixed_point(
     [0.9091, 1.0909]
     """
     quadratic = Quadratic(hessians, linear)
-    W = _static_weights(method, topology, quadratic, heavy_ball)
+    W = _static_weights(method, topology, quadratic)
     if not 0 <= lr < math.inf or not 0 <= beta < 1:
         raise ValueError(f"lr must be 0 or more and beta in [0, 1), got lr = {lr}, beta = {beta}")
     if method == "slowmo":
-        return quadratic.x_star + _slowmo_offset(quadratic, W, lr, beta, tau, base, inner_momentum)
-    C = _coupling(method, W, beta, heavy_ball)
+        return quadratic.x_star + _slowmo_offset(quadratic, W, lr, beta, tau)
+    C = _coupling(method, W, beta)
     return quadratic.x_star + lr * _scaled_offset(quadratic, W, C, lr)
 
 
-def leading_bias(
-    method: str, topology: Topology, hessians: Tensor, linear: Tensor, beta: float = 0.9
-) -> float:
-    """Return c of (1/n) sum |x_i - x*|^2 = c lr^2 + O(lr^3), exact for quadratics."""
-    if method == "slowmo":
-        raise ValueError("slowmo's bias has no expansion in lr here; try fixed_point at that lr")
-    quadratic = Quadratic(hessians, linear)
-    W = _static_weights(method, topology, quadratic)
-    y = _scaled_offset(quadratic, W, _coupling(method, W, beta), lr=0.0)
-    return y.square().sum(1).mean().item()
-
-
-def _coupling(method: str, W: Tensor, beta: float, heavy_ball: bool = False) -> Tensor:
+def _coupling(method: str, W: Tensor, beta: float) -> Tensor:
     """Return C of the method, (n, n); see the head of this file."""
     eye = torch.eye(len(W), dtype=W.dtype)
     if method in ("dsgd", "qg-dmsgd", "decentlam", "decentlam-steady"):
@@ -98,7 +83,7 @@ def _coupling(method: str, W: Tensor, beta: float, heavy_ball: bool = False) -> 
     if method == "da-dmsgd":
         return torch.linalg.solve(eye - beta * W, W)
     if method == "awc-dmsgd":
-        return eye if heavy_ball else eye / (1 - beta)
+        return eye / (1 - beta)
     return torch.zeros_like(W)
 
 
@@ -120,15 +105,7 @@ def _scaled_offset(quadratic: Quadratic, W: Tensor, C: Tensor, lr: float) -> Ten
     return y.reshape(n, d)
 
 
-def _slowmo_offset(
-    quadratic: Quadratic,
-    W: Tensor,
-    lr: float,
-    beta: float,
-    tau: int = 48,
-    base: str = "dmsgd",
-    inner_momentum: str = "keep",
-) -> Tensor:
+def _slowmo_offset(quadratic: Quadratic, W: Tensor, lr: float, beta: float, tau: int) -> Tensor:
     """Return x - x*, (n, d), right after an exact average.
 
     One inner step is affine in s = (x - x*, m): m+ = beta m + H (x - x*) + g, x+ = V (x - lr m+)
@@ -136,17 +113,9 @@ def _slowmo_offset(
     of V, map a window's start to its end; the slow momentum rests when both are equal. So the
     fixed point does not depend on slow_beta and alpha.
     """
-    eye = torch.eye(len(W), dtype=W.dtype)
     J = torch.full_like(W, 1.0 / len(W))
-    mixing = {"dmsgd": W, "local": eye}
-    momentum_at_end = {"keep": eye, "reset": torch.zeros_like(W), "average": J}
-    if base not in mixing or inner_momentum not in momentum_at_end or tau < 1:
-        raise ValueError(
-            "slowmo takes base dmsgd or local, inner_momentum keep, reset or average, and tau of 1 "
-            f"or more; got {base!r}, {inner_momentum!r} and {tau!r}"
-        )
-    inner = _affine_step(quadratic, mixing[base], eye, lr, beta)
-    last = _affine_step(quadratic, J, momentum_at_end[inner_momentum], lr, beta)
+    inner = _affine_step(quadratic, W, lr, beta)
+    last = _affine_step(quadratic, J, lr, beta)
     window = last @ torch.linalg.matrix_power(inner, tau - 1)
     size = len(window) - 1
     rest = torch.eye(size, dtype=W.dtype) - window[:size, :size]
@@ -154,23 +123,21 @@ def _slowmo_offset(
     return s[: size // 2].reshape_as(quadratic.linear)
 
 
-def _affine_step(quadratic: Quadratic, V: Tensor, U: Tensor, lr: float, beta: float) -> Tensor:
-    """Return (x, m, 1) -> (V (x - lr m+), U m+, 1), m+ = beta m + H x + g, as one matrix."""
+def _affine_step(quadratic: Quadratic, V: Tensor, lr: float, beta: float) -> Tensor:
+    """Return (x, m, 1) -> (V (x - lr m+), m+, 1), m+ = beta m + H x + g, as one matrix."""
     n, d = quadratic.linear.shape
     eye = torch.eye(d, dtype=V.dtype)
-    V, U = torch.kron(V, eye), torch.kron(U, eye)
+    V = torch.kron(V, eye)
     H = torch.block_diag(*quadratic.hessians)
     g = quadratic.pull.reshape(-1, 1)
     x_row = torch.cat([V - lr * V @ H, -lr * beta * V, -lr * V @ g], 1)
-    m_row = torch.cat([U @ H, beta * U, U @ g], 1)
+    m_row = torch.cat([H, beta * torch.eye(n * d, dtype=V.dtype), g], 1)
     one = torch.zeros(1, 2 * n * d + 1, dtype=V.dtype)
     one[0, -1] = 1.0
     return torch.cat([x_row, m_row, one])
 
 
-def _static_weights(
-    method: str, topology: Topology, quadratic: Quadratic, heavy_ball: bool = False
-) -> Tensor:
+def _static_weights(method: str, topology: Topology, quadratic: Quadratic) -> Tensor:
     """Return W; refuse what has no fixed point."""
     if method == "pmsgd-lars":
         raise ValueError(
@@ -189,7 +156,7 @@ def _static_weights(
             f"{topology!r} has {topology.num_nodes} nodes, but there are {quadratic.num_nodes} "
             "functions; give one per node"
         )
-    directed = method not in ("decentlam", "decentlam-steady", "d2-dmsgd") and not heavy_ball
+    directed = method not in ("decentlam", "decentlam-steady", "d2-dmsgd")
     if not directed and not topology.symmetric:
         raise ValueError(
             f"{method} needs symmetric weights; {topology!r} is directed. "

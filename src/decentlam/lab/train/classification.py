@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -78,9 +77,6 @@ class Classification:
     def numbers(self, outcomes: Sequence[Sums]) -> Scores:
         loss, top1, top5, samples = map(sum, zip(*outcomes, strict=True))
         return {"top1": top1 / samples, "top5": top5 / samples, "loss": loss / samples}
-
-    def illustrate(self, directory: Path, outcomes: Sequence[Sums]) -> None:
-        """There is nothing to show."""
 
 
 @torch.no_grad()

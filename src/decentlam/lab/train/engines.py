@@ -1,13 +1,15 @@
 """The nodes that the training loop trains: all of them simulated, or the one of this process.
 
-Both engines have the same attributes and methods. `train`, `evaluate`, `mean`, `highest`, `save`
-and `load` are called by all processes of a run.
+Both engines have the same attributes and methods. `watch`, `train`, `evaluate`, `mean`, `highest`,
+`save` and `load` are called by all processes of a run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ from decentlam.lab.data import Batches, load_batches
 from decentlam.lab.data.loading import StepBatches
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.meter import Meter
-from decentlam.lab.train.tasks import Outcome, Scores, Task
+from decentlam.lab.train.tasks import Scores, Task
+from decentlam.monitoring import NODES, Monitor, monitor
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
@@ -35,9 +38,8 @@ from decentlam.simulation.module import SimulatedModule
 from decentlam.topology import Topology
 
 KEEP = 2  # checkpoints of a run
+_WATCHED_SECONDS = 2.0  # between two records of simulated nodes
 
-# Scores of the averaged model and of the nodes' own; what the averaged model did on test batches.
-Evaluated = tuple[Scores, list[Outcome]]
 StepStream = Generator[StepBatches, None, None]
 Survives = tuple[type[Exception], ...]
 
@@ -60,6 +62,7 @@ class SimulatedEngine:
         self.num_nodes = recipe.nodes
         self.parameters = self._nodes.x.shape[1]
         self.step = 0  # how many the run has taken
+        self._records: SimulatedRecords | None = None
 
     @property
     def lr(self) -> float:
@@ -78,15 +81,32 @@ class SimulatedEngine:
         nodes = range(self.num_nodes)
         return load_batches(self._task, batches, nodes, self.step, last_step, workers)
 
+    def watch(self, directory: Path, total_steps: int) -> None:
+        """Write from here on what `decentlam watch` shows; `unwatch` ends that."""
+        self._records = SimulatedRecords(directory, total_steps)
+
+    def unwatch(self) -> None:
+        if self._records is not None:
+            self._records.write(self, ended=True)
+
     def train(self, batches: StepBatches) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
         size = self._recipe.micro_batch
         pieces = [self._task.pieces(batch, size) for batch in batches]
         losses = self._nodes.step_on(self._task.loss, pieces, self.lr)
         self.step += 1
+        if self._records is not None:
+            self._records.stepped(self, losses)
         return losses
 
-    def evaluate(self, workers: int) -> Evaluated:
+    @property
+    def topology(self) -> Topology:
+        return self._network
+
+    def consensus_distance(self) -> float:
+        return self._nodes.consensus_distance()
+
+    def evaluate(self, workers: int) -> Scores:
         """Score the averaged model and every node's own on the whole test set."""
         average = self._nodes.averaged()
         self._task.settle(average)
@@ -96,7 +116,7 @@ class SimulatedEngine:
         outcomes = [list(of_model) for of_model in zip(*by_batch, strict=True)]
         averaged, *nodes = map(self._task.numbers, outcomes)
         distance = self._nodes.consensus_distance()
-        return evaluation_scores(self._task, averaged, nodes, distance), outcomes[0]
+        return evaluation_scores(self._task, averaged, nodes, distance)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Return each value in the mean over all processes."""
@@ -125,6 +145,45 @@ class SimulatedEngine:
         meter.load_state_dict(content["meter"])
         torch.set_rng_state(content["rng"])
         self.step = int(meta["step"])
+
+
+class SimulatedRecords:
+    """What simulated nodes would say of themselves, in one file, every few seconds."""
+
+    def __init__(self, directory: Path, total_steps: int) -> None:
+        self._directory, self._total = directory / NODES, total_steps
+        self._written = self._since = time.perf_counter()
+        self._count, self._losses = 0, Tensor()
+
+    def stepped(self, engine: SimulatedEngine, losses: Tensor) -> None:
+        self._count, self._losses = self._count + 1, losses
+        if time.perf_counter() - self._written > _WATCHED_SECONDS:
+            self.write(engine)
+
+    def write(self, engine: SimulatedEngine, ended: bool = False) -> None:
+        """Write a record of each node, in files as processes have them."""
+        now = time.perf_counter()
+        seconds, self._since = (now - self._since) / max(1, self._count), now
+        self._written, self._count = now, 0
+        self._directory.mkdir(exist_ok=True)
+        sent, distance = engine.cost["bytes_sent"], engine.consensus_distance()
+        for node, loss in enumerate(self._losses.tolist()):
+            record = {
+                "time": time.time(),
+                "node": node,
+                "member": node,
+                "members": list(range(engine.num_nodes)),
+                "step": engine.step,
+                "total_steps": self._total,
+                "lr": engine.lr,
+                "step_seconds": seconds,
+                "bytes_sent": sent,
+                "disagreement": distance,
+                "loss": loss,
+                "ended": ended,
+            }
+            with (self._directory / f"{node}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
 
 
 @dataclass(frozen=True)
@@ -177,6 +236,7 @@ class ProcessEngine:
             weight_decay=recipe.weight_decay,
             **options,
         )
+        self._monitor: Monitor | None = None
         run = None if past is None else membership.current()
         number = self._network.node if run is None else run.me
         torch.manual_seed(recipe.seed + number)  # of dropout, different on every node
@@ -215,9 +275,18 @@ class ProcessEngine:
 
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
         if self._past is not None:
-            return self._shared_batches(batches)
-        nodes = [self._network.node]
-        return load_batches(self._task, batches, nodes, self.step, last_step, workers)
+            loaded = self._shared_batches(batches)
+        else:
+            nodes = [self._network.node]
+            loaded = load_batches(self._task, batches, nodes, self.step, last_step, workers)
+        return loaded if self._monitor is None else self._monitor.loading(loaded)
+
+    def watch(self, directory: Path, total_steps: int) -> None:
+        self._monitor = monitor(self._optimizer, directory, total_steps=total_steps)
+
+    def unwatch(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _shared_batches(self, batches: Batches) -> StepStream:
         """Take batches from one stream for all nodes; none is made ahead, for nobody knows who will
@@ -245,10 +314,13 @@ class ProcessEngine:
                 loss = self._task.loss(self._model, piece) * share
                 loss.backward()
             losses.append(loss.detach())
+        loss = torch.stack(losses).sum(0, keepdim=True)
+        if self._monitor is not None:
+            self._monitor.log(loss=loss)
         self._optimizer.step()
-        return torch.stack(losses).sum(0, keepdim=True)
+        return loss
 
-    def evaluate(self, workers: int) -> Evaluated:
+    def evaluate(self, workers: int) -> Scores:
         """Everyone scores its own model on the whole test set, and the averaged one on every n-th
         batch: in one pass, because images may have to be decoded for it."""
         task, network = self._task, self._network
@@ -264,7 +336,7 @@ class ProcessEngine:
         averaged = [outcome for _, share in reports for outcome in share]
         nodes = [numbers for numbers, _ in reports]
         distance = self._optimizer.consensus_distance()
-        return evaluation_scores(task, task.numbers(averaged), nodes, distance), averaged
+        return evaluation_scores(task, task.numbers(averaged), nodes, distance)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         sums = self._reduced(values, dist.ReduceOp.SUM)

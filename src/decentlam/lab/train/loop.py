@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from decentlam.errors import NonFiniteError
 from decentlam.lab.data import Batches
@@ -15,7 +14,6 @@ from decentlam.lab.train.engines import Engine
 from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.records import CHECKPOINT, RunWriter
 from decentlam.lab.train.stop import Agreement
-from decentlam.lab.train.tasks import Task
 
 
 class DivergenceError(Exception):
@@ -28,7 +26,6 @@ class DivergenceError(Exception):
 
 def train_steps(
     recipe: Recipe,
-    task: Task,
     batches: Batches,
     engine: Engine,
     writer: RunWriter,
@@ -53,7 +50,7 @@ def train_steps(
                 writer.write("step", done, lr=lr, nodes=engine.num_nodes, **values)
             if done % evaluate_every == 0 or done == steps:
                 with contextlib.suppress(*engine.survives):
-                    evaluate(task, engine, writer, workers)
+                    writer.write("evaluation", done, **engine.evaluate(workers))
                     saving = engine.save(checkpoint, meter)
                     if done == steps:
                         saving.wait()
@@ -74,10 +71,3 @@ def train_step(engine: Engine, source: Iterator[StepBatches], meter: Meter) -> N
         raise DivergenceError(step, meter.seconds, str(error)) from error
     ended = time.perf_counter()
     meter.add(losses, step_seconds=ended - begun, data_seconds=loaded - begun, **engine.cost)
-
-
-def evaluate(task: Task, engine: Engine, writer: RunWriter, workers: int) -> None:
-    scores, averaged = engine.evaluate(workers)
-    writer.write("evaluation", engine.step, **scores)
-    if engine.writes:
-        task.illustrate(Path(writer.directory), averaged)

@@ -19,7 +19,7 @@ from decentlam.algorithms import always_everyone
 from decentlam.checkpoint.directory import find
 from decentlam.lab import recipes
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train import display
+from decentlam.lab.train.display import Display
 from decentlam.lab.train.engines import Engine, models_sent
 from decentlam.lab.values import Record, parse_json, plain
 from decentlam.lab.versions import versions
@@ -29,8 +29,8 @@ SCORES = {
     "classification": ("averaged_top1", "nodes_top1", "nodes_top1_min", "consensus_distance"),
     "text": ("averaged_loss", "nodes_loss", "averaged_top1", "consensus_distance"),
     "detection": (
-        *("averaged_ap50", "averaged_ap", "averaged_voc_ap50", "nodes_ap50", "nodes_ap"),
-        *("nodes_voc_ap50", "nodes_ap50_min", "consensus_distance"),
+        *("averaged_ap50", "averaged_ap", "nodes_ap50", "nodes_ap"),
+        *("nodes_ap50_min", "consensus_distance"),
     ),
 }
 RUN, RECORDS, CHECKPOINT, TENSORBOARD = "run.json", "records.jsonl", "checkpoint", "tensorboard"
@@ -220,10 +220,10 @@ class RunWriter:
                 flush_secs=10,
             )
         )
-        recipe, quiet = self._options.recipe, self._options.quiet
-        title = f"{recipe.method} on {recipe.data}"
-        self._display = display.choose(quiet, title, self.steps, step)
-        if self._display is not None:
+        self._display = None
+        if not self._options.quiet:
+            title = f"{self._options.recipe.method} on {self._options.recipe.data}"
+            self._display = Display(title, self.steps, step)
             self._open.callback(self._display.close)
 
     def write(self, kind: str, step: int, **values: Any) -> None:

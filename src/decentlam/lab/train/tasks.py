@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -88,9 +87,6 @@ class Task(Protocol):
 
     def numbers(self, outcomes: Sequence[Outcome]) -> Scores:
         """Return the scores of a model from what it did on all test batches, in any order."""
-
-    def illustrate(self, directory: Path, outcomes: Sequence[Outcome]) -> None:
-        """Write examples of what the averaged model does, for the report."""
 
 
 def make_task(recipe: Recipe, numerics: Numerics) -> Task:

@@ -1,0 +1,155 @@
+"""The page of a run while it trains: a small server on this machine, and a table in a terminal."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from decentlam.lab.report import page
+from decentlam.lab.report.content import content
+from decentlam.lab.report.nodes import Nodes, now, of_this_run
+from decentlam.lab.report.runs import UNFINISHED, read
+from decentlam.lab.values import Record, plain
+
+EVERY_SECONDS = 2.0
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Source:
+    """The values of a run's page, read anew at most every two seconds."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._nodes = directory, Nodes(directory)
+        self._lock, self._read, self._values = threading.Lock(), 0.0, Record()
+
+    def values(self) -> Record:
+        with self._lock:
+            if not self._values or time.monotonic() - self._read > EVERY_SECONDS:
+                self._values = self._fresh()
+                self._read = time.monotonic()
+            return self._values
+
+    def _fresh(self) -> Record:
+        try:
+            run = read(self._directory)
+        except (OSError, ValueError) as error:
+            if self._values:
+                return self._values
+            absent = isinstance(error, FileNotFoundError)
+            return _waiting(self._directory, "Nothing is written yet." if absent else str(error))
+        processes = self._nodes.follow()
+        ended = processes and all(process.last["ended"] for process in processes)
+        live = run.status == UNFINISHED and not ended
+        values = content([run], processes)
+        if live:
+            values["notes"] = [note for note in values["notes"] if "no end record" not in note]
+        fresh: Record = plain({**values, "live": EVERY_SECONDS if live else None})
+        return fresh
+
+
+def _waiting(directory: Path, why: str) -> Record:
+    """Return a page that says that there is nothing yet."""
+    lists = ("numbers", "notes", "settings", "columns", "groups", "charts", "parts", "networks")
+    return {
+        **{name: [] for name in lists},
+        "title": f"{directory.name}: not begun",
+        "lead": why,
+        "facts": {},
+        "now": None,
+        "axis": "step",
+        "scripted": True,
+        "live": EVERY_SECONDS,
+    }
+
+
+@contextmanager
+def serving(directory: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve the page of the run in this directory, and nothing else; yield its address."""
+    source = Source(directory)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+            if host in _LOCAL and name not in _LOCAL:  # another site's name for this machine
+                return self.send_error(HTTPStatus.FORBIDDEN)
+            if self.path == "/":
+                return self._send("text/html", page(source.values()))
+            if self.path == "/values":
+                return self._send("application/json", json.dumps(source.values()))
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+        def _send(self, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("X-Frame-Options", "DENY")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: Any) -> None:
+            """Say nothing of requests."""
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise ValueError(f"cannot listen at {host}:{port}: {error}; try another --port") from None
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name="decentlam watch", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def in_terminal(directory: Path, console: Console, rounds: int | None = None) -> None:
+    """Show a line per node, the latest first, until Ctrl-C or the end of the run."""
+    nodes = Nodes(directory)
+    with Live(console=console, auto_refresh=False) as live:
+        while rounds is None or rounds > 0:
+            try:
+                run = read(directory)
+                seen = now(of_this_run(nodes.follow(), run.info), run.info)
+            except (OSError, ValueError) as error:
+                seen, run = None, None
+                live.update(Text(str(error)), refresh=True)
+            if seen is not None:
+                live.update(_table(seen), refresh=True)
+            if run is not None and run.status != UNFINISHED:
+                return
+            rounds = None if rounds is None else rounds - 1
+            if rounds != 0:
+                time.sleep(EVERY_SECONDS)
+
+
+def _table(seen: Record) -> Group:
+    table = Table(box=None, pad_edge=False)
+    for head in ("node", "state", "late", "step", "loss", "a step", "waits", "sends"):
+        table.add_column(head, justify="left" if head in ("node", "state") else "right")
+    for row in seen["nodes"]:
+        *_, wait = row["split"] or [0.0]
+        waits = wait / (sum(row["split"]) or 1.0)
+        loss = "–" if row["loss"] is None else f"{row['loss']:.4g}"
+        table.add_row(
+            *(row["name"], row["state"], f"{row['late']:+.0%}", f"{row['step']:,}", loss),
+            *(row["whole"], f"{waits:.0%}", row["rate"]),
+            style="red" if row["state"] == "lost" else None,
+        )
+    line = "   ".join(f"{what} {value}" for what, value, _ in seen["numbers"][:6])
+    return Group(Text(line), table, *(Text(text, style="yellow") for text in seen["warnings"]))

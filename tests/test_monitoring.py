@@ -1,0 +1,197 @@
+"""What a record says, where it goes, and that mixing tells the disagreement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import decentlam
+from tests.helpers.processes import HANG_SECONDS, run_processes
+
+NODES, STEPS = 4, 30
+
+
+def trained(
+    optimizer: Any, model: torch.nn.Module, watch: decentlam.Monitor, steps: int = STEPS
+) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).square().mean()
+        loss.backward()
+        watch.log(loss=loss, double=2 * loss)
+        optimizer.step()
+
+
+def alone(to: Any, **options: Any) -> tuple[Any, Any, decentlam.Monitor]:
+    model = torch.nn.Linear(3, 1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
+    return optimizer, model, decentlam.monitor(optimizer, to, **options)
+
+
+def test_a_function_gets_plain_records_of_the_steps_since_the_last() -> None:
+    records: list[dict[str, Any]] = []
+    optimizer, model, watch = alone(records.append, every_seconds=0, total_steps=STEPS)
+    trained(optimizer, model, watch)
+    watch.close()
+    watch.close()
+    *records, end = records
+    assert end == records[-1] | {"time": end["time"], "ended": True}
+    assert json.loads(json.dumps(records)) == records
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    for record in records:
+        assert record["double"] == pytest.approx(2 * record["loss"])
+        assert (record["node"], record["members"], record["peers"]) == (0, [0], [])
+        assert 0 <= record["wait_seconds"] <= record["step_seconds"]
+        assert (record["total_steps"], record["lr"], record["disagreement"]) == (STEPS, 0.1, None)
+
+
+def test_records_are_as_rare_as_asked_and_means_of_what_lay_between() -> None:
+    records: list[dict[str, Any]] = []
+    optimizer, model, watch = alone(records.append, every_seconds=1e6)
+    trained(optimizer, model, watch, 1)
+    losses: list[float] = []
+    for _ in range(3):
+        before = len(records)
+        watch.log(own=float(len(losses)))
+        losses.append(float(len(losses)))
+        trained(optimizer, model, watch, 1)
+        assert len(records) == before == 1
+    watch._every = 0.0
+    trained(optimizer, model, watch, 1)
+    assert [record["step"] for record in records] == [1, 5]
+    assert records[1]["own"] == sum(losses) / 3
+
+
+def test_loading_counts_the_seconds_until_a_batch_is_there() -> None:
+    records: list[dict[str, Any]] = []
+    optimizer, model, watch = alone(records.append, every_seconds=0)
+    source = watch.loading([1, 2])
+    assert next(source) == 1
+    trained(optimizer, model, watch, 1)
+    assert 0 <= records[0]["data_seconds"] <= records[0]["step_seconds"]
+    assert list(source) == [2]
+
+
+class Board:
+    """Keeps scalars as a SummaryWriter does."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+
+class WandbRun:
+    """Has the one method of `wandb.run` that is called."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+
+def test_loggers_get_the_numbers_and_no_others() -> None:
+    board, run = Board(), WandbRun()
+    for to in (board, run):
+        trained(*alone(to, every_seconds=0), steps=1)
+    names = {name for name, _, _ in board.scalars}
+    assert names == set(run.logged[0]) and {step for _, _, step in board.scalars} == {1}
+    assert {"decentlam/loss", "decentlam/wait_seconds", "decentlam/bytes_sent"} <= names
+    assert not {"decentlam/members", "decentlam/time"} & names
+
+
+def test_warnings_of_the_library_are_told_and_the_handler_goes() -> None:
+    records: list[dict[str, Any]] = []
+    optimizer, model, watch = alone(records.append, every_seconds=0)
+    logging.getLogger("decentlam.somewhere").warning("the sky %s", "falls")
+    trained(optimizer, model, watch, 1)
+    assert records[0]["warnings"] == ["the sky falls"]
+    watch.close()
+    assert watch._warnings not in logging.getLogger("decentlam").handlers
+
+
+def test_bad_arguments_are_refused_with_what_is_allowed() -> None:
+    model = torch.nn.Linear(3, 1)
+    with pytest.raises(TypeError, match="needs an optimizer of decentlam, got SGD"):
+        decentlam.monitor(torch.optim.SGD(model.parameters()), print)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a SummaryWriter, wandb\.run or a function"):
+        alone(3)
+    with pytest.raises(ValueError, match="every_seconds must be 0 or more"):
+        alone(print, every_seconds=-1)
+
+
+# Real processes ----------------------------------------------------------------------------------
+
+
+def scenario(directory: str, topology: str, hidden: bool) -> dict[str, Any]:
+    """Train on numbers that pull the nodes apart; process 3 may see another disk."""
+    torch.manual_seed(7 + dist.get_rank())
+    model = torch.nn.Linear(1000, 1, bias=False)
+    optimizer = decentlam.DSGD(model.parameters(), lr=1.0, topology=topology, overlap="none")
+    if hidden and dist.get_rank() == 3:
+        directory += "/elsewhere"
+    watch = decentlam.monitor(optimizer, directory, every_seconds=0)
+    found: list[tuple[float | None, float]] = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model.weight.grad = torch.randn_like(model.weight)  # independent on every node
+        before = optimizer.consensus_distance()
+        optimizer.step()
+        assert watch._latest is not None
+        found.append((watch._latest["disagreement"], before))
+        if hidden:  # for else a step is over before a request to the store is
+            sending: Any = watch._write.__self__._sending  # type: ignore[attr-defined]
+            _ = sending and sending.result(HANG_SECONDS)
+        dist.barrier()
+    watch.close()
+    return {"found": found}
+
+
+@pytest.fixture(scope="module", params=["bipartite-random-match", "complete"])
+def estimates(request: Any, tmp_path_factory: Any) -> Iterator[tuple[Path, list[Any]]]:
+    directory = tmp_path_factory.mktemp("run")
+    yield directory, run_processes(scenario, NODES, (str(directory), request.param, False))
+
+
+def test_what_mixing_moves_tells_the_disagreement(estimates: tuple[Path, list[Any]]) -> None:
+    """Messages are x - lr g: models with a fresh, independent gradient of length sqrt(1000)."""
+    _, everyone = estimates
+    assert all(isinstance(one, dict) for one in everyone), everyone
+    squares = [value**2 for one in everyone for value, _ in one["found"] if value is not None]
+    told = math.sqrt(sum(squares) / len(squares))
+    before = [distance**2 for _, distance in everyone[0]["found"]]
+    true = math.sqrt(sum(before) / len(before) + 1000 * (NODES - 1) / NODES)
+    assert told == pytest.approx(true, rel=0.1)
+
+
+def test_every_process_writes_a_file_and_process_0_says_what_runs(
+    estimates: tuple[Path, list[Any]],
+) -> None:
+    directory, _ = estimates
+    for rank in range(NODES):
+        lines = (directory / "nodes" / f"{rank}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [record["step"] for record in records] == [*range(1, STEPS + 1), STEPS]
+        assert {record["node"] for record in records} == {rank} and records[-1]["ended"]
+    info = json.loads((directory / "run.json").read_text())
+    assert info["recipe"]["method"] == "dsgd" and info["recipe"]["nodes"] == NODES
+    assert info["parameters"] == 1000
+
+
+def test_a_process_on_another_machine_hands_its_records_to_process_0(tmp_path: Path) -> None:
+    everyone = run_processes(scenario, NODES, (str(tmp_path), "ring", True))
+    assert all(isinstance(one, dict) for one in everyone), everyone
+    assert not (tmp_path / "elsewhere").exists()
+    lines = (tmp_path / "nodes" / "3.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert len(steps) > STEPS / 2 and steps == sorted(steps)
