@@ -79,7 +79,7 @@ TOPOLOGIES = {"ring": "ring", "changing": Topology("changing", NODES, None, chan
 
 
 def trained(method: str, topology: str = "ring", **options: Any) -> list[Tensor]:
-    rank, model = dist.get_rank(), shard(Net())
+    rank, model = dist.get_rank(), fully_shard(Net(), mesh=mesh()["shard"])
     optimizer = build(
         method, model, None, topology=TOPOLOGIES[topology], mesh=mesh()["replicate"], **options
     )

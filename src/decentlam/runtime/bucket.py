@@ -23,6 +23,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.algorithms.base import layer_norm
 from decentlam.algorithms.turns import TURNS, parts
 from decentlam.exchange.base import Pending, Terms, combine
 from decentlam.network.network import Network
@@ -78,7 +79,7 @@ class Bucket:
     pending: Pending | None  # the message under way
     finite: Tensor | None  # NCCL: a flag on the device that nobody looked at yet
     _summing: Pending | None
-    _norm: Callable[[Tensor], Tensor] | None = None  # of layers that are cut into shards
+    norm: Callable[[Tensor], Tensor] = staticmethod(layer_norm)  # of layers, also in shards
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class Bucket:
         self._averaged = algorithm.averaged_state
         self._extents = list(map(extent, self.wholes, self.spans))
         if network.shard_group is not None and algorithm.layerwise:
-            self._norm = partial(norm_over, network.shard_group)
+            self.norm = partial(norm_over, network.shard_group)
         self._turns: dict[int, list[list[tuple[slice, slice]]]] = {}
         if several > 1:
             # NCCL reduces a shard. gloo's reduce_scatter is an all_reduce, too, but one that ends
@@ -331,8 +332,6 @@ class Bucket:
     def update(self) -> None:
         """Update x and state from the mix; without a message the node's own is the mix."""
         (algorithm, step), unmoved = self.plan, self._unmoved() if self.absent else []
-        if self._norm is not None:
-            step = replace(step, norm=self._norm)
         terms = [(w, *self._split(t, algorithm.payloads(step.index))) for w, t in self.terms]
         for piece, g in zip(self.pieces, self.gradients, strict=True):
             here = step if piece.adaptive else replace(step, adaptive=False)

@@ -30,8 +30,8 @@ class WholeGradient:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The gradients that are there."""
-        return [p.grad.detach() for p in self.params if p.grad is not None]
+        """The gradients that are there, of empty shards none."""
+        return [p.grad.detach() for p in self.params if p.grad is not None and p.grad.numel()]
 
     def unscale(self, found_inf: Tensor | None, scale: Tensor | None) -> bool:
         """Divide by what a GradScaler multiplied the loss with; return False if a gradient
@@ -75,13 +75,12 @@ class WholeGradient:
                     p.grad = torch.zeros_like(p)
                 self._sum(p.grad)
                 p.grad.div_(self.network.processes_per_node)
-        tensors = self.tensors
-        if not tensors:
-            return
-        norms = [torch.linalg.vector_norm(g) for g in tensors]
-        square = torch.stack([n.to(norms[0].device) for n in norms]).double().square().sum()
+        tensors, square = self.tensors, torch.zeros((), dtype=torch.float64)
+        if tensors:
+            norms = [torch.linalg.vector_norm(g) for g in tensors]
+            square = torch.stack([n.to(norms[0].device) for n in norms]).double().square().sum()
         if self.network.shard_group is not None:
-            self._sum(square)
+            self._sum(square := square.to(self.network.device))
         factor = max_norm / (square.sqrt() + 1e-6)
         if self._on_gpu:  # without a look, for which the host would wait
             for g in tensors:

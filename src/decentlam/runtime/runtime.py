@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -117,7 +117,7 @@ class Runtime:
         self._sharded = network.shard_group is not None
         self._modules = find_modules(p for b in buckets for p in b.wholes) if self._sharded else []
         self._first = self._several or self._sharded  # no whole gradient was prepared yet
-        self._whole_gradient = options.whole_gradient
+        self._whole_gradient = options.whole_gradient or self._sharded
         self._shards = [shard for bucket in buckets for shard in bucket.shards]
         self._looks = options.nonfinite != "ignore"
         self._flags = self._looks and network.is_nccl  # looks one step later
@@ -245,7 +245,7 @@ class Runtime:
 
     def _plan(self, bucket: Bucket) -> Plan:
         group = self._groups[bucket.group]
-        return self.algorithm.with_hyper(group), step_of(group, bool(self._skipped))
+        return self.algorithm.with_hyper(group), step_of(group, bool(self._skipped), bucket.norm)
 
     def _send(self, bucket: Bucket) -> None:
         """Form the message of a bucket and hand it to the exchange, unless it was sent before."""
@@ -289,8 +289,6 @@ class Runtime:
         if not self._synchronizing or self._evaluation.active or self._refused is not None:
             self._refuse_step()
         self.finish()
-        if self._sharded:
-            self.fetch()
         self._checks.before(absent, self._open)
         if self.overlap.undecided:
             self.overlap.judge(self._groups, scaled=found_inf is not None)
@@ -338,8 +336,8 @@ class Runtime:
 
     def _exchange_all(self, absent: bool, found_inf: Tensor | None, scale: Tensor | None) -> None:
         """Send what was not sent, and wait for all mixes; until then nothing changes."""
-        if self._failure is not None and not self._sharded:
-            raise self._failure
+        if self._failure is not None:
+            self._fail(self._failure)
         if self._skipped is None:
             self._skipped = self._prepare_gradients(found_inf, scale)
         for bucket in self.buckets:
@@ -347,8 +345,6 @@ class Runtime:
                 self._checks.fresh(bucket, self._plan(bucket))
             if not bucket.gathered:
                 self._gather(bucket, absent)
-        if self._sharded:
-            self._agree_with_shards()
         unsent = self.exchange.silent or not self.algorithm.needs_gradient
         for bucket in self.buckets:
             if unsent:
@@ -364,6 +360,12 @@ class Runtime:
             self._checks.after(self._skipped)
         self.statistics.end(self.index, begun, sent, self._skipped)
         self._mixed = True
+
+    def _fail(self, failure: Exception) -> NoReturn:
+        """Raise the error of a message that left in backward."""
+        if self._sharded and isinstance(failure, NonFiniteError):
+            self._agree_with_shards(failure)
+        raise failure
 
     def _awaited(self) -> list[str]:
         """Return who has not answered yet in this step."""
@@ -384,6 +386,9 @@ class Runtime:
         """Make the whole gradient ready; return True if this step leaves it out."""
         if not (self._first or self._whole_gradient or found_inf is not None):
             return False
+        if self._sharded:
+            self.fetch()
+            self._agree_with_shards(None)
         if self._sends_in_backward():
             if found_inf is not None:
                 raise StaleMessageError(
@@ -415,11 +420,8 @@ class Runtime:
         for bucket in self.buckets:
             if not bucket.updated:
                 bucket.update()
-        for shard in self._shards:
-            shard.store()
-        if self._several:
-            for gathering in [bucket.begin_gather(index) for bucket in self.buckets]:
-                gathering.wait()
+        if self._several or self._sharded:
+            self._give_back(index)
         if self._flags:
             self._checks.defer(index)
         self.exchange.end()
@@ -459,16 +461,11 @@ class Runtime:
         for shard in self._shards:
             shard.fetch()
 
-    def _agree_with_shards(self) -> None:
+    def _agree_with_shards(self, bad: Exception | None) -> None:
         """Refuse the step on all processes of this node if one of them must: a NaN in one shard is
         a NaN of the node, and the others would wait for that process."""
-        bad: Exception | None = self._failure
-        try:
-            for bucket in self.buckets:
-                if bad is None and self._looks and not self._flags:
-                    self._checks.gradient(bucket, self.index)
-        except NonFiniteError as error:
-            bad = error
+        if bad is None and self._looks and self.options.nonfinite == "raise":
+            bad = self._checks.shards_are_finite(self.index)
         found = torch.tensor(float(bad is not None), device=self.network.device)
         timeout = timedelta(seconds=self.options.wait_seconds)
         inside_node(self.network, timeout, self.index, 0, dist.all_reduce, found).wait()
@@ -479,6 +476,14 @@ class Runtime:
                 f"node {self.network.node}, step {self.index}: another process of this node, which "
                 "has another shard, refused the step; its error says why."
             )
+
+    def _give_back(self, index: int) -> None:
+        """Let all processes of this node have what each of them has updated."""
+        for shard in self._shards:
+            shard.store()
+        if self._several:
+            for gathering in [bucket.begin_gather(index) for bucket in self.buckets]:
+                gathering.wait()
 
     def reshard(self) -> None:
         """Let FSDP see that shards have changed, and show parameters as shards again."""
