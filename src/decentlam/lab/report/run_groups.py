@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 from decentlam.algorithms import ALGORITHMS
 from decentlam.lab import plot_style
-from decentlam.lab.recipes import Recipe
 from decentlam.lab.report import formatting
 from decentlam.lab.report.runs import Run
 
@@ -24,9 +22,6 @@ _PROBLEM = {
     "batch": "batch {}",
     "epochs": "{} epochs",
 }
-
-# A run of an earlier version lacks the fields that came later, and did what is now the default.
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Recipe)} | {"hyper": []}
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ def _varying(runs: Sequence[Run]) -> set[str]:
 
 def _fields(run: Run) -> dict[str, Any]:
     """Return what tells runs apart: the recipe, and whether the nodes were simulated."""
-    return {**_DEFAULTS, **run.recipe, "simulated": bool(run.info.get("simulated"))}
+    return {**run.recipe, "simulated": bool(run.info.get("simulated"))}
 
 
 def _words(run: Run, names: set[str]) -> str:

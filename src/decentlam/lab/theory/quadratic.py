@@ -23,11 +23,6 @@ class Quadratic:
     linear: Tensor  # (n, d)
 
     def __post_init__(self) -> None:
-        hessians, linear = tuple(self.hessians.shape), tuple(self.linear.shape)
-        if len(hessians) != 3 or hessians[1] != hessians[2] or linear != hessians[:2]:
-            raise ValueError(
-                f"hessians must be (n, d, d) and linear (n, d), got {hessians} and {linear}"
-            )
         object.__setattr__(self, "hessians", self.hessians.double())
         object.__setattr__(self, "linear", self.linear.double())
 
