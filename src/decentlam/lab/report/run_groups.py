@@ -71,7 +71,6 @@ class Setting:
     """One problem, and the groups that worked on it."""
 
     label: str  # in what it differs from the other settings; empty if it is the only one
-    detail: str  # what else is particular to it, and the same for all its groups
     groups: tuple[Group, ...]
 
 
@@ -98,7 +97,7 @@ def _collect(runs: Sequence[Run], problem: tuple[str, ...]) -> list[Setting]:
             Group(index, str(alike[0].recipe["method"]), _words(alike[0], inside), tuple(alike))
             for index, alike in enumerate(grouped.values(), start=first)
         )
-        settings.append(Setting(label, _words(members[0], varying - inside - set(problem)), groups))
+        settings.append(Setting(label, groups))
     return settings
 
 
