@@ -143,7 +143,7 @@ def test_the_bias_on_static_weights_is_the_theory_of_small_steps(
     linear = torch.eye(8, dtype=torch.float64) - 1 / 8
     hessians = torch.eye(8, dtype=torch.float64).expand(8, 8, 8)
     biases = [
-        theory.fixed_point(m, network, hessians, linear, 1e-9, 0.9).square().sum()
+        theory.fixed_point(m, network, hessians, linear, 1e-9, 0.9).square().sum().item()
         for m in (name, "dsgd")
     ]
     assert growth(name, network, 0.9).bias == pytest.approx(biases[0] / biases[1], rel=1e-6)
