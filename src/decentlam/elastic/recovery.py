@@ -180,6 +180,10 @@ class Recovery:
         takes, gives = run.me in generation.takers, run.me == generation.source
         for group in self._groups:
             group["step"] = generation.step
+        if generation.number > 0:
+            for bucket in runtime.buckets:
+                for name in runtime.algorithm.balanced:
+                    bucket.state[name].zero_()
         if not takes and not (gives and generation.takers):
             return
         key = f"groups/{generation.number}"
