@@ -486,13 +486,21 @@ def simulate(events: list[dict[str, Any]], steps: int) -> dict[int, Tensor]:
 
 
 def lost_samples(events: list[dict[str, Any]]) -> list[int]:
-    """Batches of the stream that nobody finished, but those in whose midst a process was lost."""
+    """Return the batches that nobody finished, except those in which a process was lost and those
+    that somebody skipped just when the run ended: there was no step left in which to deal them."""
     begun = {e["position"] for e in events if e["event"] == "step"}
     done = {(e["id"], e["step"]) for e in events if e["event"] == "stepped"}
     finished = {
         e["position"] for e in events if e["event"] == "step" and (e["id"], e["step"]) in done
     }
-    end = min(e["position"] for e in _last_steps(events))
+    last = _last_steps(events)
+    end = min(e["position"] for e in last)
+    generations = generations_of(events)
+    final = generations[max(generations)]
+    skipped = [step for step, _ in final["history"][-1]["skipped"]]
+    if skipped and final["step"] > last[0]["step"]:
+        before = [e for e in events if e["event"] == "step" and e["step"] == min(skipped) - 1]
+        end = min(end, BATCH + max(e["position"] for e in before))
     return [p for p in range(0, end, BATCH) if p not in begun | finished]
 
 

@@ -21,7 +21,7 @@ _LONGEST_SECONDS = 1e8  # three years; clocks overflow somewhere beyond
 
 T = TypeVar("T")
 Overlap = Literal["none", "backward", "auto"]
-_ELASTIC_HEARTBEATS = 3
+_ELASTIC_HEARTBEATS = 1.5
 NonFinite = Literal["raise", "skip", "ignore"]
 WHOLE = (torch.float32, torch.float64)  # of messages that are sent as they are
 Stable = Literal["auto", "refuse", "ignore"]

@@ -205,7 +205,7 @@ def measure_without_one(directory: str) -> None:
 
 
 def test_a_call_that_a_member_has_skipped_stalls_nobody(tmp_path: Path) -> None:
-    """The others took it for lost after three heartbeats."""
+    """The others waited for it until the end of their patience."""
     processes = start_three(measure_without_one, tmp_path)
     for process in processes:
         process.join(HANG_SECONDS)

@@ -178,7 +178,7 @@ class Membership:
         spares = [address for address in self.generation.stores if address]
         used = [a for a in self._addresses if a not in spares]
         found = spare_stores.find(
-            used, spares, self.generation.run, max(self._heartbeat.limit / 2, 3.0)
+            used, spares, self.generation.run, min(max(self._heartbeat.limit / 2, 1.5), 3.0)
         )
         if found is None or (found[1] == self._address and self._heartbeat.store_error is None):
             time.sleep(self._heartbeat.limit / 4)

@@ -325,7 +325,7 @@ class Heartbeat:
         except StoreGoneError:
             raise
         except StoreError:
-            if self._host_is_stopped():
+            if self.moves or self._host_is_stopped():  # moving too early costs one step
                 raise
             reading = calls.call(exchange, (_STORE_LIMITS - 1) * self.limit)
         now = time.monotonic()

@@ -54,20 +54,29 @@ def test_the_search_finds_the_least_of_a_valley_in_few_runs(least: int) -> None:
         asked.append(rate)
         return abs(rate - least)
 
-    assert text._search(range(7), loss) == least
+    assert text._search(range(7), loss)[0] == least
     assert len(asked) == len(set(asked)) <= 3 + abs(least - 3)
+
+
+def test_the_rate_that_is_best_over_all_seeds_counts() -> None:
+    losses = {(0, 0.01): 1.0, (0, 0.02): 1.5, (0, 0.04): 0.9, (1, 0.01): 3.0, (1, 0.02): 1.5}
+    records = [
+        {"problem": "p", "method": "m", "seed": seed, "lr": lr, "loss": loss}
+        for (seed, lr), loss in losses.items()
+    ]
+    assert [r["loss"] for r in text.best(records, "p", "m")] == [1.5, 1.5]  # 0.04 has one seed
 
 
 def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     records = text.run(TINY, directory=tmp_path)
     lines = (tmp_path / "runs.jsonl").read_text().splitlines()
-    assert len(records) == len(lines) == 2 * 3 + 2  # two rates each, a second seed for two of them
+    assert len(records) == len(lines) == 2 * 3 + 2 * 3  # two rates each, and a second seed for both
     (tmp_path / "runs.jsonl").write_text("\n".join(lines[:5]) + "\n")
     again = []
     assert text.run(TINY, lambda *said: again.append(said), tmp_path) == records
-    assert len(again) == 3
+    assert len(again) == len(lines) - 5
     assert text.run(TINY, lambda *said: again.append(said), tmp_path) == records
-    assert len(again) == 3
+    assert len(again) == len(lines) - 5
 
 
 def test_it_writes_a_table_and_a_figure(tmp_path: Path) -> None:

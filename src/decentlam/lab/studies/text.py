@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -123,20 +124,29 @@ def run(setting: TextStudy, tick: Tick = silent, directory: Path = Path()) -> li
                 rates[method] = _search(setting.rates, partial(finish, problem, method, first))
                 searched += 1
             for seed, method in product(others if leads else (), rates):
-                finish(problem, method, seed, rates[method])
+                for lr in rates[method]:
+                    finish(problem, method, seed, lr)
     finally:
         torch.set_num_threads(threads)
     return list(used.values())
 
 
-def _search(rates: Sequence[float], loss: Callable[[float], float]) -> float:
-    """Return the rate of the least loss, going up or down from the middle while it falls."""
-    loss, place = cache(loss), len(rates) // 2
+def _search(rates: Sequence[float], loss: Callable[[float], float]) -> list[float]:
+    """Return the two best rates, going up or down from the middle while the loss falls."""
+    tried: dict[float, float] = {}
+
+    def lower(place: int, than: int) -> bool:
+        for k in (than, place):
+            if rates[k] not in tried:
+                tried[rates[k]] = loss(rates[k])
+        return tried[rates[place]] < tried[rates[than]]
+
+    place = len(rates) // 2
     for way in (1, -1):
-        while 0 <= place + way < len(rates) and loss(rates[place + way]) < loss(rates[place]):
+        while 0 <= place + way < len(rates) and lower(place + way, than=place):
             place += way
-    loss(rates[place])  # which is the only one if there is one
-    return rates[place]
+    lower(place, than=place)  # which is the only one if there is one
+    return sorted(tried, key=lambda rate: tried[rate])[:2]
 
 
 def train(setting: TextStudy, problem: Problem, method: str, lr: float, seed: int) -> Record:
@@ -256,17 +266,19 @@ def _text(sources: tuple[tuple[str, str | None], ...], nodes: int) -> Text:
 # Reading -----------------------------------------------------------------------------------------
 
 
-def best_rate(records: Sequence[Record]) -> float | None:
-    """Return the rate of the run with the least loss; None if all diverge."""
-    finite = [r for r in records if r["loss"] is not None]
-    return min(finite, key=lambda r: r["loss"])["lr"] if finite else None
-
-
 def best(records: Sequence[Record], problem: str, method: str) -> list[Record]:
-    """Return the runs of a method at the best rate of its first seed, one per seed."""
-    mine = where(records, problem=problem, method=method)
-    first = where(mine, seed=mine[0]["seed"]) if mine else []
-    return where(mine, lr=best_rate(first))
+    """Return the runs of a method at its best rate, one per seed: of the rates that were tried with
+    the most seeds, the one with the least mean loss."""
+    rates: dict[float, list[Record]] = {}
+    for record in where(records, problem=problem, method=method):
+        rates.setdefault(record["lr"], []).append(record)
+    most = max(map(len, rates.values()), default=0)
+    whole = [runs for runs in rates.values() if len(runs) == most]
+    return min(whole, key=_mean_loss, default=[])
+
+
+def _mean_loss(runs: Sequence[Record]) -> float:
+    return statistics.mean(math.inf if r["loss"] is None else r["loss"] for r in runs)
 
 
 def table(records: Sequence[Record]) -> list[Record]:
@@ -301,7 +313,8 @@ def notes(setting: TextStudy, records: Sequence[Record]) -> list[str]:
     first, _ = setting.problems[0]
     return [
         f"Validation loss of the averaged model in nats, mean ± standard deviation over the seeds, "
-        f"with the best rate of the same grid for all methods (at the first seed), and in brackets "
+        "with the best rate of the same grid for all methods (of the two that are best at the "
+        "first seed, the better one over all seeds), and in brackets "
         f"what it is above the all-reduce with the same seeds. {first.model}, context {CONTEXT}, "
         f"{first.steps} steps of {first.batch} windows per node, torch's AdamW coefficients, "
         f"{WARMUP:.0%} warm-up, cosine to 0. Text of {', '.join(n for n, _ in setting.sources)}; "

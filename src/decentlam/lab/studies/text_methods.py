@@ -229,7 +229,7 @@ METHODS: dict[str, Method] = {
         leads=True,
         topology="two-random-matches",
     ),
-    "local-4": _LOCAL(4, "#44AA99", "v"),
+    "local-4": _LOCAL(4, "#44AA99", "v", leads=True),
     "local-16": _LOCAL(16, "#117733", "<", leads=True),
     "local-64": _LOCAL(64, "#999933", ">"),
     "diloco-16": _DILOCO(16, "#DDAA33", "X", leads=True),
