@@ -8,9 +8,8 @@
 
 Every node is a process in a network namespace of its own, which needs Linux and root. Printed is
 the time relative to DDP in the same round: median and, in brackets, lowest and highest round.
-Lower is faster. *predicted* is what `decentlam predict` says of the wire with this compute,
-*exposed* the communication that nothing hides, *MB* what a node sends, *CPU* the processor time of
-a step over all nodes; all but the last two in milliseconds.
+Lower is faster. *exposed* is the communication that nothing hides, *MB* what a node sends, *CPU*
+the processor time of a step over all nodes; all but the last two in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ from decentlam.lab.network.timing import Benchmark, measure
 from decentlam.lab.values import Record
 
 
-def report(
-    records: list[Record], benchmark: Benchmark, where: str, nodes: int, bandwidth: str | None
-) -> None:
+def report(records: list[Record], benchmark: Benchmark, where: str, nodes: int) -> None:
     late = benchmark.straggler_ms
     slow = f", one node {late:g} ms behind" if late else ""
     size = f"{benchmark.size / 1e6:.3g}M parameters"
     print(f"{nodes} nodes, {where}; {size}, compute {benchmark.compute}{slow}; {machine()}")
     print(limits(nodes, benchmark.size))
-    if rows := summary(records, nodes, benchmark.size, bandwidth):
+    if rows := summary(records):
         print(f"Forward and backward alone take {rows[0]['compute_ms']:.0f} ms.\n")
         print_table([cells(row) for row in rows])
     for line in left_out(records):
@@ -56,7 +53,6 @@ def cells(row: Record) -> dict[str, str]:
         "contender": row["contender"],
         "ms": f"{row['ms']:.0f}",
         "of DDP": f"{row['of_DDP']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})",
-        "predicted": f"{row['predicted_ms']:.0f}",
         "exposed": f"{row['exposed_ms']:.0f}",
         "update": f"{row['update_ms']:.0f}",
         "wait": f"{row['wait_ms']:.0f}",
@@ -117,7 +113,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     where = "loopback" if given.loopback else f"links of {given.bandwidth or 'any speed'}"
-    report(records, benchmark, where, given.nodes, given.bandwidth)
+    report(records, benchmark, where, given.nodes)
     if given.json:
         names = ("nodes", "bandwidth", "loopback")
         about = {name: getattr(given, name) for name in names}

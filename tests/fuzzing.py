@@ -34,6 +34,7 @@ from tests.helpers.quadratic import CLASSES
 from tests.lab.data import images
 from tests.lab.detection import boxes
 from tests.lab.report import written_runs
+from tests.lab.report.test_nodes import record, write_nodes
 
 REFUSALS = (ValueError, TypeError, OSError, decentlam.CheckpointError, decentlam.LaunchError)
 LARGE = 10**30
@@ -53,6 +54,9 @@ class Fuzz:
         decentlam.save_checkpoint(self.sound, **trained_run().parts())
         self.saved = tensors(trained_run())
         self.run = written_runs.write_run(place / "run")
+        write_nodes(
+            self.run, *(record(k, step, time=2e9 + step) for k in (0, 1) for step in (1, 2))
+        )
         self.voc = boxes.write_voc(place / "voc").parent.parent
         self.coco = boxes.write_coco(place / "coco")
         self.folder = images.write_image_folder(place / "folder")
@@ -180,7 +184,8 @@ class Fuzz:
 
     def directory(self, rng: random.Random) -> bool:
         copy = self.copied(self.run)
-        damage(rng, [copy / name for name in ("run.json", "records.jsonl") if rng.random() < 0.7])
+        files = ("run.json", "records.jsonl", "nodes/0.jsonl", "nodes/1.jsonl")
+        damage(rng, [copy / name for name in files if rng.random() < 0.7])
         if rng.random() < 0.5:
             return self.call(["report", str(copy), "--out", str(self.place / "out")])
         wrong = ["--resume", "--simulate", "--quiet", "--lr", "0.123"]  # not to train for long

@@ -126,8 +126,8 @@ def script(name: str, directory: Path) -> Path:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["train_ddp.py", "train.py"])
-def test_the_scripts_of_the_tutorial_train(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train_ddp.py", "train.py", "sharded.py"])
+def test_the_scripts_of_the_guides_train(name: str, tmp_path: Path) -> None:
     text = run_script(script(name, tmp_path), tmp_path, 4)
     shown = re.search(r"^accuracy ([\d.]+)", text, re.MULTILINE)
     assert shown, text

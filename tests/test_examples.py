@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,6 +22,16 @@ def test_the_torchrun_script_trains() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     ((text, _),) = finish(start([*torchrun, str(EXAMPLES / "train.py")]))
     assert float(text.split("averaged model ")[1].split(",")[0]) > 0.9
+
+
+@pytest.mark.system
+def test_a_sharded_gpt_learns_and_goes_on_with_another_number_of_shards(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+    script = [str(EXAMPLES / "sharded_gpt.py"), "--out", str(tmp_path / "run")]
+    ((first, _),) = finish(start([*torchrun, "4", *script, "--steps", "40"]))
+    assert float(re.search(r"averaged model: loss ([\d.]+)", first)[1]) < 3.7  # untrained: 5.5
+    ((then, _),) = finish(start([*torchrun, "2", *script, "--shards", "1", "--steps", "42"]))
+    assert "step 40: loss" in then and "step 30" not in then
 
 
 def test_own_algorithm_agrees_on_the_mean(tmp_path: Path) -> None:

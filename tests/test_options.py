@@ -75,7 +75,12 @@ def test_a_number_of_processes_that_cannot_be_is_refused(method: Any, given: Any
 
 
 def test_the_keywords_of_optimizers_are_the_options() -> None:
-    names = set(OptimizerOptions.__annotations__) - {"weight_decay", "process_group", "model"}
+    names = set(OptimizerOptions.__annotations__) - {
+        "weight_decay",
+        "process_group",
+        "mesh",
+        "model",
+    }
     assert names == set(Options.__dataclass_fields__)
 
 

@@ -27,6 +27,7 @@ from decentlam.runtime import build, evaluation
 from decentlam.runtime.agreement import check_agreement, describe_run
 from decentlam.runtime.param_groups import PAST, ParamGroup, check_saved, prepare
 from decentlam.runtime.runtime import Runtime, StepStatistics
+from decentlam.runtime.sharded import group_of, is_sharded
 from decentlam.runtime.state import check_state, load_state, state_views
 from decentlam.topology import Topology
 
@@ -70,7 +71,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             )
         check_lr(lr)
         weight_decay = check_number("weight_decay", options.pop("weight_decay", 0.0))
-        process_group = options.pop("process_group", None)
+        process_group = group_of(options.pop("mesh", None), options.pop("process_group", None))
         model = _checked(options.pop("model", None))
         if unknown := sorted(options.keys() - Options.__dataclass_fields__.keys()):
             raise TypeError(
@@ -138,6 +139,12 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         options, groups, this = self._options, self.param_groups, weakref.ref(self)
         check_network(connect(process_group, device=groups[0]["params"][0].device), process_group)
         heartbeat.use_limit(options.heartbeat_seconds)
+        if any(is_sharded(p) for group in groups for p in group["params"]):
+            raise ValueError(
+                "elastic=True is for models that are not sharded: a node whose processes have "
+                "shards ends with any of them, and could not be taken out of its mesh. Leave "
+                "elastic out, save_checkpoint often, and start again"
+            )
         self._tag = build.FIRST_TAG  # newcomers were not there when others could have agreed
         exact = Reach.EVERYONE in reaches(self._method)
 
@@ -325,7 +332,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             raise
         self.runtime.use_groups(self.param_groups)
         for bucket in self.runtime.buckets:
-            load_state(bucket, {p: self.state.get(p, {}) for p in bucket.params})
+            load_state(bucket, {p: self.state.get(p, {}) for p in bucket.wholes})
         self._show_state()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -390,12 +397,13 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
         self.runtime.check_between_steps("merge the nodes")
         self.runtime.recall_messages()
-        evaluation.average_(self._flat(), model, self.network, self.runtime.rates)
+        evaluation.average_(self.runtime.memory, model, self.network, self.runtime.rates)
+        self.runtime.reshard()
 
     def consensus_distance(self) -> float:
         """sqrt of the mean squared distance of the nodes' parameters from their average."""
         self.runtime.check_between_steps("measure the consensus distance")
-        return evaluation.consensus_distance(self._flat(), self.network, self.runtime.rates)
+        return evaluation.consensus_distance(self.runtime.memory, self.network, self.runtime.rates)
 
     @property
     def statistics(self) -> StepStatistics:
@@ -406,16 +414,13 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Bytes this process holds for training, by kind."""
         return self.runtime.memory_bytes()
 
-    def _flat(self) -> list[Tensor]:
-        return [bucket.x for bucket in self.runtime.buckets]
-
     # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        if self.network.processes_per_node > 1:
+        if self.network.node_group is not None:
             raise ValueError(
-                "Join works with one process per node; with processes_per_node="
-                f"{self.network.processes_per_node} give every process the same number of batches"
+                "Join works with one process per node, and here a node has "
+                f"{self.network.node_group.size()}; give every process the same number of batches"
             )
         if self._options.elastic:
             raise ValueError(

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from torch import nn
 from decentlam.algorithms import check_number, shown
 from decentlam.exchange.rounded import ROUNDED
 from decentlam.topology import Topology
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _LONGEST_SECONDS = 1e8  # three years; clocks overflow somewhere beyond
 
@@ -47,6 +50,7 @@ class CommonOptions(TypedDict, total=False):
     nonfinite: NonFinite
     processes_per_node: int
     process_group: dist.ProcessGroup | None
+    mesh: DeviceMesh | None
     timeout_seconds: float
     heartbeat_seconds: float
     elastic: bool
@@ -72,6 +76,8 @@ class OptimizerOptions(CommonOptions, total=False):
             or "ignore".
         processes_per_node: How many consecutive processes are one node. Default 1.
         process_group: The processes that take part. Default: all.
+        mesh: The same as a DeviceMesh of one dimension. For a model that `fully_shard` has cut: the
+            processes that have the same shard, one of each node; see docs/sharded.md.
         timeout_seconds: How long to wait for a neighbor before an `ExchangeError`. Default 600.
         heartbeat_seconds: A process that gives no sign of life for this long counts as lost, and
             all others stop waiting with an error that names it. Default 10.
@@ -97,7 +103,8 @@ def show_options(**other_defaults: Any) -> Callable[[type[T]], type[T]]:
         shown = inspect.signature(optimizer)
         own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
         defaults = {field.name: field.default for field in dataclasses.fields(Options)}
-        defaults |= {"weight_decay": 0.0, "process_group": None, "model": None, **other_defaults}
+        defaults |= dict.fromkeys(("process_group", "mesh", "model"))
+        defaults |= {"weight_decay": 0.0, **other_defaults}
         rest = [
             inspect.Parameter(
                 name,

@@ -45,12 +45,6 @@ def test_a_schedule_keeps_its_shape_when_the_number_of_epochs_changes(name: str,
     assert at(name, epochs, *(epochs * f for f in fractions)) == pytest.approx(usual, abs=1e-3)
 
 
-def test_constant_and_cosine_do_not_warm_up_unless_asked():
-    assert at("constant", 10, 0, 3, 10) == [1, 1, 1]
-    assert at("cosine", 10, 0, 5, 10) == pytest.approx([1, 0.5, 0])
-    assert at("imagenet-step", 90, 0, 1, warmup_epochs=0) == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -40,6 +40,11 @@ class Reach(Enum):
         return 2 * (num_processes - 1) / num_processes if self is Reach.EVERYONE else 0
 
 
+def layer_norm(x: Tensor) -> Tensor:
+    """Return the norm of each row of x, (..., 1)."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Step:
     """The facts that an algorithm may know of the step it takes."""
@@ -52,6 +57,7 @@ class Step:
     adaptive: bool = True  # whether a layer-wise rate applies to this layer
     skip: bool = False  # g is zero because the gradient was left out
     gradients: int = 1  # how many were not left out, up to and with this step
+    norm: Callable[[Tensor], Tensor] = layer_norm  # of a layer, of which x may be a shard
 
 
 def lr_ratio(lr: float, previous_lr: float | None) -> float:

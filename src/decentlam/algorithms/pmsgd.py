@@ -45,7 +45,7 @@ class PmSGD(Algorithm):
         momentum_step_(x, mixed, state["m"], step.lr, self.beta, self.nesterov)
 
     def _layer_rate(self, x: Tensor, g: Tensor, step: Step) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        slope = torch.linalg.vector_norm(g - step.weight_decay * x, dim=-1, keepdim=True)
+        size = step.norm(x)
+        slope = step.norm(g - step.weight_decay * x)
         rate = self.trust * size / (slope + step.weight_decay * size)
         return torch.where((size > 0) & (slope > 0), rate, torch.ones_like(rate))

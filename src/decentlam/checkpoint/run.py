@@ -62,7 +62,7 @@ def save_checkpoint(
             out.
     """
     averaging, others = _parts(optimizer, others)
-    network, target = averaging.network, directory.local(path)
+    network, target = averaging.network.everyone, directory.local(path)
     network.meet("save a checkpoint", averaging.runtime.rates)
     settle()
     objects = state.Objects(model, averaging, _given(others))
@@ -95,7 +95,7 @@ def load_checkpoint(
     one of the other objects that were saved. `path` may also be one of the saves in the directory.
     """
     averaging, others = _parts(optimizer, others)
-    network, target = averaging.network, directory.local(path)
+    network, target = averaging.network.everyone, directory.local(path)
     network.meet("load a checkpoint")
     settle()
     check_agreement(network, {"checkpoint path": os.path.abspath(path), "loaded": sorted(others)})
@@ -106,13 +106,14 @@ def load_checkpoint(
         meta = directory.read_meta(place, 0)
         _check_meta(place, meta, averaging, others)
         layout = meta["num_nodes"], meta["processes_per_node"]
-        averaged = layout != (network.num_nodes, network.processes_per_node)
-        content = _read(place, meta, network, averaged)
+        content, averaged = _read(place, meta, objects, network)
         state.check(objects, content)
         return content, Resumed(meta["step"], *layout, averaged)
 
     content, found = on_all_processes(network, read)
-    on_all_processes(network, lambda: state.put(objects, content, rng=not found.averaged))
+    layout = found.num_nodes, found.processes_per_node
+    rng = not found.averaged and layout == (network.num_nodes, network.processes_per_node)
+    on_all_processes(network, lambda: state.put(objects, content, rng))
     if found.averaged and network.rank == 0:
         log.warning(
             "%s was saved by %d nodes of %d processes; now every node starts from their average",
@@ -136,8 +137,13 @@ def _given(others: dict[str, Any]) -> dict[str, Any]:
     return {name: thing for name, thing in others.items() if thing is not None}
 
 
-def _read(place: Path, meta: directory.Meta, network: Network, average: bool) -> state.Content:
-    """The content of this process, from files that were all written by the save `meta` is of."""
+def _read(
+    place: Path, meta: directory.Meta, objects: state.Objects, network: Network
+) -> tuple[state.Content, bool]:
+    """Return the content of this process, from files that were all written by the save `meta` is
+    of, and whether it is the average of all nodes."""
+    nodes, several = meta["num_nodes"], meta["processes_per_node"]
+    sharded = objects.optimizer.network.shard_group is not None
 
     def content_of(rank: int) -> state.Content:
         its_meta, content = directory.read(place, rank)
@@ -145,11 +151,25 @@ def _read(place: Path, meta: directory.Meta, network: Network, average: bool) ->
             raise CheckpointError(f"{place} is damaged: process {rank}'s files are of another save")
         return content
 
-    if not average:
-        return content_of(network.rank)
-    number = meta["num_nodes"] * meta["processes_per_node"]
+    def node(number: int) -> state.Content:
+        ranks = range(number * several, (number + 1) * several)
+        return state.joined(list(map(content_of, ranks)))
+
+    if (nodes, several) == (network.num_nodes, network.processes_per_node):
+        own = content_of(network.rank)
+        if sharded is bool(own.get("cuts")):
+            return own, False
+    number = nodes * several
     try:
-        return state.average(map(content_of, range(number)), number)
+        cut = bool(content_of(0).get("cuts"))
+        alike = nodes == network.num_nodes and (cut or several == 1) and (cut or sharded)
+        if alike:
+            content = node(network.node) if cut else content_of(network.node)
+        elif cut:
+            content = state.average(map(node, range(nodes)), nodes)
+        else:
+            content = state.average(map(content_of, range(number)), number)
+        return state.cut_for(objects, content) if sharded else content, not alike
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the nodes in {place} cannot be averaged: {error}") from error
 
@@ -161,7 +181,7 @@ def _describe(optimizer: DecentralizedOptimizer) -> dict[str, Any]:
         "runs": repr(optimizer.algorithm),  # the method, or a stable form of it
         "step": optimizer.steps,
         "num_nodes": optimizer.network.num_nodes,
-        "processes_per_node": optimizer.network.processes_per_node,
+        "processes_per_node": optimizer.network.everyone.processes_per_node,
         "versions": {
             "decentlam": sys.modules["decentlam"].__version__,
             "torch": torch.__version__,

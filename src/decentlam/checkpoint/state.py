@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.runtime import state
 from decentlam.runtime.evaluation import check_none_averaged
 from decentlam.runtime.param_groups import check_saved, check_values
+from decentlam.runtime.sharded import cut, cuts_of, is_sharded, like, local
 
 Content = dict[str, Any]  # of one process: model, groups, others, rng; state of its node
 
@@ -41,6 +42,7 @@ class Objects:
                     f"numpy or Python; got {thing!r}"
                 )
         self.optimizer.runtime.check_between_steps(doing)
+        self.optimizer.runtime.reshard()
         check_none_averaged(self.model, doing)
 
     def names(self) -> dict[Tensor, str]:
@@ -66,8 +68,11 @@ def take(objects: Objects) -> Content:
         with objects.optimizer.runtime.own_parameters():
             return copied(take(objects))
     objects.check("save a checkpoint", "state_dict")
+    model = objects.model.state_dict()
+    cuts = cuts_of(model)
     content: Content = {
-        "model": objects.model.state_dict(),
+        "model": _mapped(model, local, lambda value: value) if cuts else model,
+        "cuts": cuts,  # the dimension along which tensors of the model are cut into shards
         "groups": objects.groups(),
         "others": {n: stateful(thing).state_dict() for n, thing in objects.others.items()},
         "rng": {"cpu": torch.get_rng_state()},
@@ -83,7 +88,33 @@ def take(objects: Objects) -> Content:
 def whole_state(objects: Objects) -> dict[str, Any]:
     """The method's own tensors by name of the parameter; on all processes together."""
     names, buckets = objects.names(), objects.optimizer.runtime.buckets
-    return {names[p]: views for bucket in buckets for p, views in state.whole_state(bucket)}
+    return {
+        names[p]: {name: local(view) for name, view in views.items()}
+        for bucket in buckets
+        for p, views in state.whole_state(bucket)
+    }
+
+
+def joined(parts: Sequence[Content]) -> Content:
+    """Return the content of a node from those of its processes, which have shards."""
+    first = parts[0]
+    for name, dim in first["cuts"].items():
+        first["model"][name] = torch.cat([part["model"][name] for part in parts], dim)
+        own = first["state"].get(name, {})
+        for kind in own:
+            own[kind] = torch.cat([part["state"][name][kind] for part in parts], dim)
+    return {**first, "cuts": {}}
+
+
+def cut_for(objects: Objects, content: Content) -> Content:
+    """Return the content of a whole node as this process has it: its shards of the parameters."""
+    for name, t in objects.model.state_dict().items():
+        if is_sharded(t):
+            content["model"][name] = cut(content["model"][name], t)
+            own = content["state"].get(name, {})
+            for kind in own:
+                own[kind] = cut(own[kind], t)
+    return content
 
 
 def average(contents: Iterable[Content], number: int) -> Content:
@@ -113,7 +144,7 @@ def _floating(content: Content) -> Iterator[Tensor]:
 def check(objects: Objects, content: Content) -> None:
     """Refuses what does not fit before anything is changed."""
     objects.check("load a checkpoint", "load_state_dict")
-    here, groups = objects.model.state_dict(), objects.groups()
+    here, groups = _mapped(objects.model.state_dict(), local, lambda v: v), objects.groups()
     try:
         wrong = _differences(content["model"], here)
         if [g["params"] for g in content["groups"]] != [g["params"] for g in groups]:
@@ -151,7 +182,7 @@ def _kind(t: Tensor) -> str:
 
 def _check_values(objects: Objects, content: Content) -> None:
     """Refuses values that could not be put into the optimizer, or used there."""
-    shapes = {name: p.shape for name, p in objects.model.named_parameters()}
+    shapes = {name: local(p).shape for name, p in objects.model.named_parameters()}
     for name, buffers in content["state"].items():
         for kind, t in buffers.items():
             dense = t.is_floating_point() and t.layout is torch.strided and not t.is_meta
@@ -176,13 +207,16 @@ def put(objects: Objects, content: Content, rng: bool) -> None:
     between one node and several, because some methods keep less on one.
     """
     optimizer = objects.optimizer
-    objects.model.load_state_dict(content["model"])
+    here = objects.model.state_dict()
+    saved = {name: like(here[name], t) for name, t in content["model"].items()}
+    objects.model.load_state_dict(saved if cuts_of(here) else content["model"])
+    optimizer.runtime.fetch()
     numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     groups = [{**g, "params": n} for g, n in zip(content["groups"], numbers, strict=True)]
     optimizer.load_state_dict({"state": {}, "param_groups": groups})
-    saved = {p: content["state"].get(name, {}) for p, name in objects.names().items()}
+    states = {p: content["state"].get(name, {}) for p, name in objects.names().items()}
     for bucket in optimizer.runtime.buckets:
-        state.load_whole_state(bucket, saved)
+        state.load_whole_state(bucket, states)
     for name, thing in objects.others.items():
         stateful(thing).load_state_dict(content["others"][name])
     if rng:

@@ -154,11 +154,6 @@ def make_model(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
     known = MODELS | GPTS
     if name not in known:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(known)}")
-    if len(shape) != 3 or min(shape) < 1 or classes < 1:
-        raise ValueError(
-            "a model needs a shape (channels, height, width) and 1 class or more, got "
-            f"{shape} and {classes}"
-        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs too
         return known[name](shape, classes)

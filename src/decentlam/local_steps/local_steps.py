@@ -30,6 +30,7 @@ from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
 from decentlam.runtime.agreement import check_agreement
 from decentlam.runtime.runtime import Runtime, StepStatistics
+from decentlam.runtime.sharded import is_sharded
 from decentlam.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -548,6 +549,11 @@ def _check_inner(inner: object) -> None:
         raise ValueError(
             f"{name} is for sparse gradients, which cannot be averaged; use sparse=False in the "
             "embedding, and AdamW"
+        )
+    if any(is_sharded(p) for group in inner.param_groups for p in group["params"]):
+        raise ValueError(
+            "LocalSteps is for models that are not sharded; give DTensors to an optimizer that "
+            'averages in every step, such as decentlam.AdamW(..., mesh=mesh["replicate"])'
         )
     for k, group in enumerate(inner.param_groups):
         check_number(f"lr of group {k} of {name}", group.get("lr"))

@@ -65,6 +65,7 @@ class Network:
     device: torch.device = CPU  # where messages live
     intra_node_group: dist.ProcessGroup | None = None  # the processes of this node
     inter_node_group: dist.ProcessGroup | None = None  # this local rank of every node, ours alone
+    shard_group: dist.ProcessGroup | None = None  # who has the other shards of this node's model
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # for copies of an optimizer
 
     @property
@@ -81,9 +82,34 @@ class Network:
         return self.rank % self.processes_per_node
 
     @property
+    def node_group(self) -> dist.ProcessGroup | None:
+        """The processes of this node, if they are several."""
+        return self.intra_node_group or self.shard_group
+
+    @property
+    def shards(self) -> int:
+        """The number of shards that a node's model is cut into."""
+        return 1 if self.shard_group is None else self.shard_group.size()
+
+    @property
     def exact_group(self) -> dist.ProcessGroup | None:
         """The group of exact averages over nodes, and of NCCL's messages."""
         return self.inter_node_group or self.group
+
+    @cached_property
+    def everyone(self) -> Network:
+        """All processes of a run whose nodes have shards, node by node; else this network."""
+        if self.shard_group is None:
+            return self
+        shards, number = self.shards, dist.get_rank(self.shard_group)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (rank, size) != (self.node * shards + number, self.num_nodes * shards):
+            raise ValueError(
+                f"process {rank} of {size} has shard {number} of node {self.node}, but the "
+                f"{self.num_nodes} nodes of {shards} shards should be all processes in this order: "
+                'init_device_mesh(..., mesh_dim_names=("replicate", "shard"))'
+            )
+        return Network(dist.group.WORLD, rank, size, shards, self.device)
 
     @cached_property
     def backend(self) -> str:
@@ -196,6 +222,7 @@ def connect(
     exact: bool = False,
     device: torch.device | None = None,
     batches: bool = False,
+    shard_group: dist.ProcessGroup | None = None,
 ) -> Network:
     """The network of the given (default: the whole) process group, or one node if there is none.
 
@@ -233,7 +260,7 @@ def connect(
         )
     if device is None:
         device = CPU if _backend(group, CPU) else torch.device("cuda", torch.cuda.current_device())
-    plain = Network(group, rank, size, device=device)
+    plain = Network(group, rank, size, device=device, shard_group=shard_group)
     batches = batches and plain.is_nccl and size > 1
     own = (exact and size > 1) or (batches and size == dist.get_world_size())
     if processes_per_node == 1 and not own:
@@ -243,7 +270,9 @@ def connect(
     inside = ranks[node * processes_per_node : (node + 1) * processes_per_node]
     inter_node = _new_group(ranks[local_rank::processes_per_node], plain)
     intra_node = _new_group(inside, plain) if processes_per_node > 1 else None
-    network = Network(group, rank, size, processes_per_node, device, intra_node, inter_node)
+    network = Network(
+        group, rank, size, processes_per_node, device, intra_node, inter_node, shard_group
+    )
     return _warmed(network, batches)
 
 
@@ -259,8 +288,11 @@ def _remembered(network: Network) -> Network:
     watching = heartbeat.of_default_group()
     if watching is not None:
         whole = network.group is dist.group.WORLD or network.group is None
-        watching.concern(None if whole else dist.get_process_group_ranks(network.group))
-        watching.guard(network.group, network.inter_node_group, network.intra_node_group)
+        concerned = None if whole else dist.get_process_group_ranks(network.group)
+        if concerned is not None and network.shard_group is not None:
+            concerned = [*concerned, *dist.get_process_group_ranks(network.shard_group)]
+        watching.concern(concerned)
+        watching.guard(network.group, network.inter_node_group, network.node_group)
         watching.waits_for_nccl |= network.is_nccl
     _connected[network.token] = network
     return network

@@ -18,6 +18,8 @@ from decentlam.algorithms import Algorithm
 from decentlam.network.network import Network
 from decentlam.options import Options
 from decentlam.runtime.param_groups import PAST
+from decentlam.runtime.sharded import described as placed
+from decentlam.runtime.sharded import local, number_of_shard
 from decentlam.topology import Topology
 
 
@@ -42,12 +44,13 @@ def describe_run(
     if isinstance(options.topology, Topology):
         run["topology"] = f"{options.topology!r} {options.topology.fingerprint()}"
     run["buffers"] = [f"{tuple(buffer.shape)} {buffer.dtype}" for buffer in buffers]
+    run["shard"] = number_of_shard(p for group in groups for p in group["params"])
     run["number of parameters"] = sum(len(group["params"]) for group in groups)
     for i, group in enumerate(groups):
         names = group.get("param_names") or [(named or {}).get(p, "") for p in group["params"]]
         for k, (name, p) in enumerate(zip(names, group["params"], strict=True)):
             frozen = "" if p.requires_grad else " frozen"
-            described = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
+            described = f"{name} {tuple(p.shape)} {p.dtype}{frozen}{placed(p)}"
             run[f"parameter {k} of group {i}"] = described.strip()
         for name, value in group.items():
             if name not in ("params", "param_names", *PAST):
@@ -105,7 +108,7 @@ def check_order(network: Network, groups: Sequence[Mapping[str, Any]]) -> None:
     trained = [p for group in groups for p in group["params"] if p.requires_grad]
     if network.group is None or any(p.device.type != "cpu" for p in trained):
         return
-    norms = [torch.linalg.vector_norm(p, dtype=torch.float64).item() for p in trained]
+    norms = [torch.linalg.vector_norm(local(p), dtype=torch.float64).item() for p in trained]
     everyone = network.gather((_digest(repr(norms)), _digest(repr(sorted(norms)))))
     order, values = everyone[0]
     others = [rank for rank, its in enumerate(everyone) if its[0] != order and its[1] == values]

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from decentlam.algorithms import Algorithm, Message, Step
+from decentlam.algorithms.base import layer_norm
 from decentlam.algorithms.turns import TURNS, parts
 from decentlam.exchange.base import Pending, Terms, combine
 from decentlam.network.network import Network
 from decentlam.runtime.param_groups import ParamGroup, named_parameters
+from decentlam.runtime.sharded import Shard, extent, is_sharded, norm_over
 
 Plan = tuple[Algorithm, Step]  # with what the param group has now
 Version = tuple[int, int, float] | None  # see `checks.version`
@@ -40,9 +43,10 @@ _owners: Any = WeakTensorKeyDictionary()
 
 
 def memory_of(p: Tensor) -> Tensor:
-    """Return the flat tensor of the bucket in which p lives, or p itself if no optimizer has it."""
+    """Return the flat tensor of the bucket in which p lives, or p itself if no optimizer has it or
+    it is a shard, which stays in its own memory."""
     bucket: Bucket | None = _owners.get(p, lambda: None)()
-    return p if bucket is None else bucket.x
+    return p if bucket is None or is_sharded(p) else bucket.x
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Bucket:
     pending: Pending | None  # the message under way
     finite: Tensor | None  # NCCL: a flag on the device that nobody looked at yet
     _summing: Pending | None
+    norm: Callable[[Tensor], Tensor] = staticmethod(layer_norm)  # of layers, also in shards
 
     def __init__(
         self,
@@ -86,10 +91,13 @@ class Bucket:
         network: Network,
         timeout: timedelta,
     ) -> None:
-        self.number, self.group, self.params, self.names = number, group, params, names
+        self.number, self.group, self.names = number, group, names
+        self.wholes = params  # as the optimizer has them; `params` has shards in place of DTensors
+        self.shards = [Shard(p) for p in params if is_sharded(p)]  # of all, or of none
+        self.params = params = [shard.part for shard in self.shards] or params
         self.network, self._timeout = network, timeout
         several = network.processes_per_node
-        size = -(-sum(p.numel() for p in params) // several)  # of a shard; zeros fill it up
+        size = -(-sum(p.numel() for p in params) // several) or 1  # of a shard; zeros fill it up
         self.x = params[0].new_zeros(several * size)
         self.spans: list[slice] = []  # of each parameter in x
         self.views: list[Tensor] = []  # x in the shape of each parameter
@@ -100,6 +108,9 @@ class Bucket:
         self.state = algorithm.init(self.shard_x)
         self._cut_pieces(algorithm.layerwise)
         self._averaged = algorithm.averaged_state
+        self._extents = list(map(extent, self.wholes, self.spans))
+        if network.shard_group is not None and algorithm.layerwise:
+            self.norm = partial(norm_over, network.shard_group)
         self._turns: dict[int, list[list[tuple[slice, slice]]]] = {}
         if several > 1:
             # NCCL reduces a shard. gloo's reduce_scatter is an all_reduce, too, but one that ends
@@ -118,7 +129,7 @@ class Bucket:
     @torch.no_grad()
     def _lay_out(self) -> None:
         start = 0
-        for p in self.params:
+        for p, whole in zip(self.params, self.wholes, strict=True):
             span = slice(start, start + p.numel())
             start = span.stop
             view = shaped_like(self.x[span], p)
@@ -126,7 +137,7 @@ class Bucket:
             p.data = view
             self.spans.append(span)
             self.views.append(view)
-            _owners[p] = weakref.ref(self)
+            _owners[whole] = weakref.ref(self)
 
     def _cut_pieces(self, layerwise: bool) -> None:
         """Cut the shard for calls of message and update: by layer, or to what fits the cache.
@@ -143,7 +154,8 @@ class Bucket:
             if in_place and (layerwise or p.numel() >= _LARGE):
                 places.append(None)
                 adaptive = not layerwise or p.ndim > 1
-                for s in _cut(span.start, span.stop, p.numel() if layerwise else PIECE):
+                spans = _cut(span.start, span.stop, p.numel() if layerwise else PIECE)
+                for s in spans or [span]:
                     inside = slice(s.start - span.start, s.stop - span.start)
                     cuts.append((s, i, inside, adaptive))
             elif in_place:
@@ -178,7 +190,7 @@ class Bucket:
 
     def owns(self, i: int) -> bool:
         """Return True unless another optimizer was built with parameter i since."""
-        owner = _owners.get(self.params[i], lambda: None)()
+        owner = _owners.get(self.wholes[i], lambda: None)()
         return owner is None or owner is self
 
     @torch.no_grad()
@@ -290,7 +302,7 @@ class Bucket:
             for piece in self.pieces:
                 window = slice(first + piece.span.start, first + piece.span.stop)
                 self._turns[turn].append([])
-                for inside in parts(self.spans, window, turn):
+                for inside in parts(self.spans, window, turn, self._extents):
                     start, stop = stop, stop + inside.stop - inside.start
                     self._turns[turn][-1].append((inside, slice(start, stop)))
         return self._turns[turn]
@@ -413,7 +425,7 @@ def inside_node(
     """Start a collective of the processes of this node."""
     peer, pending = "another process of its node", Pending(network, step, bucket, timeout)
     with pending.posting(peer):
-        work = collective(*tensors, group=network.intra_node_group, async_op=True)
+        work = collective(*tensors, group=network.node_group, async_op=True)
     pending.works.append((peer, work))
     return pending
 
@@ -438,7 +450,7 @@ def build_buckets(
             if p.requires_grad and p.numel():
                 alike.setdefault((p.dtype, p.device), []).append(p)
         for members in alike.values():
-            filled += [(index, params) for params in _fill(members, bucket_bytes)]
+            filled += [(index, params) for params in _fill(members, bucket_bytes * network.shards)]
     filled.sort(key=lambda item: -order[id(item[1][0])])
     return [
         Bucket(

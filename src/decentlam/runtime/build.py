@@ -37,6 +37,7 @@ from decentlam.runtime.bucket import Bucket, build_buckets
 from decentlam.runtime.overlap import OverlapChoice
 from decentlam.runtime.param_groups import ParamGroup, named_parameters, prepare
 from decentlam.runtime.runtime import Runtime, StepStatistics
+from decentlam.runtime.sharded import check_placements, local, shard_group
 from decentlam.runtime.state import load_state
 from decentlam.topology import Topology, resolve
 
@@ -83,11 +84,21 @@ def join(
     `described`: where groups are formed and tensors are sent, a difference would be a hang."""
     device = check_parameters(groups)
     plain = connect(process_group, device=device)
+    ranks = [] if plain.group is None else dist.get_process_group_ranks(plain.group)
+    shards = shard_group(named_parameters(groups), ranks)
+    if shards is not None and options.processes_per_node > 1:
+        raise ValueError(
+            "processes_per_node is for models that are not sharded; with DTensors leave it out, "
+            "and pass the mesh of the nodes"
+        )
     if Reach.NEIGHBORS in reaches(method):
         check_device(plain)
     heartbeat.use_limit(options.heartbeat_seconds)
     check_agreement(plain, described)
     check_order(plain, groups)
+    if shards is not None:
+        inside = connect(shards, device=device)
+        check_agreement(inside, {k: v for k, v in described.items() if k != "shard"})
     # The exact average of all processes is that of all nodes: PmSGD needs no hierarchy.
     per_node = 1 if always_everyone(method) else options.processes_per_node
     if method.layerwise and per_node > 1:
@@ -97,7 +108,7 @@ def join(
         )
     reached = reaches(method)
     exact, batches = Reach.EVERYONE in reached, Reach.NEIGHBORS in reached
-    return connect(process_group, per_node, exact, device, batches)
+    return connect(process_group, per_node, exact, device, batches, shards)
 
 
 def check_device(network: Network) -> None:
@@ -116,6 +127,7 @@ def check_parameters(groups: Sequence[ParamGroup]) -> torch.device:
     if not params:
         raise ValueError("there is no parameter to train; pass model.parameters()")
     for name, p in params:
+        check_placements(name, p)
         if p.is_complex():
             raise ValueError(
                 f"{name} is complex ({p.dtype}), which the methods are not made for; "
@@ -153,7 +165,7 @@ def build(
     timeout = timedelta(seconds=options.wait_seconds)
     buckets = build_buckets(groups, bucket_bytes, algorithm, network, timeout)
     for bucket in buckets:
-        load_state(bucket, {p: dict(state.get(p, {})) for p in bucket.params})
+        load_state(bucket, {p: dict(state.get(p, {})) for p in bucket.wholes})
     exchanges, buffers = _exchanges(
         algorithm, network, topology, buckets, options, tag, together, timeout
     )
@@ -194,7 +206,8 @@ def usual_bucket_bytes(groups: Sequence[ParamGroup], method: Algorithm, network:
     large = network.processes_per_node == 1 and (network.is_nccl or always_everyone(method))
     if large:
         return 25 << 20
-    return min(max(sum(p.nbytes for p in trained) // 16, 1 << 19), 1 << 22)
+    size = sum(p.nbytes for p in trained) // network.shards
+    return min(max(size // 16, 1 << 19), 1 << 22)
 
 
 def _possible_overlap(algorithm: Algorithm, options: Options, network: Network) -> Overlap:
@@ -205,6 +218,8 @@ def _possible_overlap(algorithm: Algorithm, options: Options, network: Network) 
         return "none"
     if overlap == "auto" and not algorithm.needs_gradient:
         return "backward"
+    if overlap == "auto" and network.shard_group is not None:
+        return "none"
     if overlap == "auto" and (network.is_nccl or network.processes_per_node > 1):
         return "backward" if network.is_nccl else "none"  # all must have the same
     return overlap
@@ -217,8 +232,11 @@ def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int
     if group is None:
         return
     source = dist.get_global_rank(group, 0)
-    flat = [bucket.x for bucket in runtime.buckets if bucket.group >= first_group]
-    frozen = [p.data for g in groups[first_group:] for p in g["params"] if not p.requires_grad]
+    buckets = [bucket for bucket in runtime.buckets if bucket.group >= first_group]
+    flat = [bucket.x for bucket in buckets]
+    frozen = [
+        local(p.data) for g in groups[first_group:] for p in g["params"] if not p.requires_grad
+    ]
     dense = [p.contiguous() for p in frozen]  # gloo sends memory as it lies, gaps included
     with runtime.network.errors():
         works = [dist.broadcast(x, source, group=group, async_op=True) for x in [*flat, *dense]]
@@ -228,9 +246,11 @@ def start_equal(runtime: Runtime, groups: Sequence[ParamGroup], first_group: int
     for p, values in zip(frozen, dense, strict=True):
         if values is not p:
             p.copy_(values)
-    for bucket in runtime.buckets:
-        if bucket.group >= first_group:
-            load_state(bucket, {})  # a state that begins at x begins at this one
+    for bucket in buckets:
+        for shard in bucket.shards:
+            shard.store()
+        load_state(bucket, {})  # a state that begins at x begins at this one
+    runtime.reshard()
 
 
 def _exchanges(

@@ -43,14 +43,15 @@ class Checks:
         first: bool,
     ) -> None:
         self._network, self._buckets, self._frozen = network, buckets, frozen
-        self._params = [p for bucket in buckets for p in bucket.params]
+        self._params = [p for bucket in buckets for p in bucket.wholes]
         self._largest = max(buckets, key=lambda bucket: len(bucket.shard_x), default=None)
         # A look at all objects takes long, and members of an elastic run change often.
         self._looks_for_ddp = first and network.num_processes > 1
         self._compared = self._equal = self._tried = 0
         self._flags: tuple[int, Tensor, torch.cuda.Event | None] | None = None
         self._steps = 0  # taken since the runtime was built
-        self.watching = bool(buckets) and _TRIED > 0  # `after` has still something to look at
+        # Whether `after` has still something to look at.
+        self.watching = any(bucket.pieces for bucket in buckets) and _TRIED > 0
 
     def before(self, absent: bool, begun: bool) -> None:
         """Refuse what would train nothing, or something else than it seems to."""
@@ -173,14 +174,23 @@ class Checks:
         if not all(map(all_finite, bucket.gradients)):
             self.refuse(bucket, step, torch.cat(bucket.gradients))
 
+    def shards_are_finite(self, step: int) -> NonFiniteError | None:
+        """Return the error that names the parameters of whose gradient a shard is not finite."""
+        named = [
+            (name, p.grad)
+            for bucket in self._buckets
+            for name, p in zip(bucket.names, bucket.params, strict=True)
+            if p.grad is not None and p.grad.numel()
+        ]
+        if named and named[0][1].is_cuda and finite_flag([g for _, g in named], None).item():
+            return None  # the only look that waits for the device
+        bad = [name for name, g in named if not all_finite(g)]
+        return NonFiniteError(_not_finite(self._network.node, step, bad)) if bad else None
+
     def refuse(self, bucket: Bucket, step: int, values: Tensor) -> None:
         """Raise an error that names the parameters whose values are not finite."""
         if names := bucket.nonfinite_names(values, step):  # none: only the sum has overflowed
-            raise NonFiniteError(
-                f"node {self._network.node}, step {step}: {', '.join(names)} became NaN or "
-                "infinite; nothing of it was sent. Lower lr, or pass nonfinite='skip' with "
-                "overlap='none' to leave such gradients out."
-            )
+            raise NonFiniteError(_not_finite(self._network.node, step, names))
 
     def defer(self, step: int) -> None:
         """Note the flags that buckets left on a GPU, for `look`."""
@@ -231,6 +241,13 @@ def version(tensor: Tensor | None, compare: bool) -> Version:
         return id(tensor), tensor._version, 0.0
     total = tensor.detach().sum().item()
     return id(tensor), tensor._version, total if math.isfinite(total) else 0.0
+
+
+def _not_finite(node: int, step: int, names: Sequence[str]) -> str:
+    return (
+        f"node {node}, step {step}: {', '.join(names)} became NaN or infinite; nothing of it was "
+        "sent. Lower lr, or pass nonfinite='skip' with overlap='none' to leave such gradients out."
+    )
 
 
 def _rates(plan: Plan) -> str:

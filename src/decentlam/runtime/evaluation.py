@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from decentlam.network.network import Network
 from decentlam.runtime.bucket import memory_of
+from decentlam.runtime.sharded import local
 
 _active: weakref.WeakSet[Evaluation] = weakref.WeakSet()  # of all optimizers of this process
 
@@ -22,7 +23,7 @@ def beside(flat: Sequence[Tensor], model: nn.Module | None) -> list[Tensor]:
     if model is None:
         return []
     ours, params = {_memory(x) for x in flat}, list(model.parameters())
-    held = [_memory(p) in ours for p in params]
+    held = [_memory(local(p)) in ours for p in params]
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if any(held) or not params:
         return buffers
@@ -31,7 +32,7 @@ def beside(flat: Sequence[Tensor], model: nn.Module | None) -> list[Tensor]:
             f"{len(others)} parameters of this {type(model).__name__} belong to another optimizer "
             "of decentlam, and none to this one; call that optimizer's averaged, eval or merge"
         )
-    return [p.data for p in params if p.is_floating_point()] + buffers
+    return [local(p.data) for p in params if p.is_floating_point()] + buffers
 
 
 def _memory(tensor: Tensor) -> int:
@@ -43,8 +44,10 @@ def average_(
     flat: Sequence[Tensor], model: nn.Module | None, network: Network, rates: Sequence[float] = ()
 ) -> None:
     """Replaces parameters and floating buffers by their mean over all processes."""
-    tensors = [*flat, *beside(flat, model)]
-    for t, mean in zip(tensors, _means(tensors, network, "merge", rates), strict=True):
+    others = beside(flat, model)
+    for t, mean in zip(
+        [*flat, *others], _means(flat, others, network, "merge", rates), strict=True
+    ):
         t.copy_(mean)
 
 
@@ -66,7 +69,7 @@ class Evaluation:
     ) -> None:
         """From here on the mean; every process must come here."""
         assert not self.active
-        means = _means([*flat, *beside(flat, model)], network, "average", rates)
+        means = _means(flat, beside(flat, model), network, "average", rates)
         self._flat, self._model = flat, model
         self._swap(means)
         self._aside, self.active = means, True
@@ -114,9 +117,9 @@ class Evaluation:
 
 def check_none_averaged(model: nn.Module, what: str) -> None:
     """Refuses a model of which an optimizer, whichever it is, has put the mean in place."""
-    means = {id(t) for e in _active for t in (*e._flat, *beside(e._flat, e._model))}
+    means = {_memory(t) for e in _active for t in (*e._flat, *beside(e._flat, e._model))}
     named = (*model.named_parameters(), *model.named_buffers())
-    averaged = [name for name, t in named if id(memory_of(t)) in means]
+    averaged = [name for name, t in named if t.numel() and _memory(local(memory_of(t))) in means]
     if averaged:
         more = f" and {len(averaged) - 1} more" if averaged[1:] else ""
         raise RuntimeError(
@@ -127,9 +130,14 @@ def check_none_averaged(model: nn.Module, what: str) -> None:
 
 @torch.no_grad()
 def _means(
-    tensors: Sequence[Tensor], network: Network, what: str, rates: Sequence[float]
+    flat: Sequence[Tensor],
+    others: Sequence[Tensor],
+    network: Network,
+    what: str,
+    rates: Sequence[float],
 ) -> list[Tensor]:
     """Not in place: when a node dies meanwhile, nothing has changed."""
+    tensors = [*flat, *others]
     numbers = sum(t.numel() for t in tensors)
     network.meet(f"{what} the model ({len(tensors)} tensors, {numbers} numbers)", rates)
     with torch.inference_mode(False):  # they outlive it
@@ -139,6 +147,9 @@ def _means(
     with network.errors():
         for work in [dist.all_reduce(m, group=network.group, async_op=True) for m in means]:
             work.wait()
+        if network.shard_group is not None:  # of the others all processes of a node have their own
+            for mean in means[len(flat) :]:
+                dist.all_reduce(mean.div_(network.shards), group=network.shard_group)
     for mean in means:
         mean.div_(network.num_processes)
     return means
@@ -165,4 +176,6 @@ def consensus_distance(
             mean.div_(network.num_processes)
             total += torch.linalg.vector_norm(mean.sub_(x)).to(total).square()
         dist.all_reduce(total, group=network.group)
+        if network.shard_group is not None:
+            dist.all_reduce(total, group=network.shard_group)
     return (total / network.num_processes).sqrt().item()

@@ -30,8 +30,8 @@ class WholeGradient:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The gradients that are there."""
-        return [p.grad.detach() for p in self.params if p.grad is not None]
+        """The gradients that are there, of empty shards none."""
+        return [p.grad.detach() for p in self.params if p.grad is not None and p.grad.numel()]
 
     def unscale(self, found_inf: Tensor | None, scale: Tensor | None) -> bool:
         """Divide by what a GradScaler multiplied the loss with; return False if a gradient
@@ -75,12 +75,13 @@ class WholeGradient:
                     p.grad = torch.zeros_like(p)
                 self._sum(p.grad)
                 p.grad.div_(self.network.processes_per_node)
-        tensors = self.tensors
-        if not tensors:
-            return
-        norms = [torch.linalg.vector_norm(g) for g in tensors]
-        squares = torch.stack([n.to(norms[0].device) for n in norms]).double().square()
-        factor = max_norm / (squares.sum().sqrt() + 1e-6)
+        tensors, square = self.tensors, torch.zeros((), dtype=torch.float64)
+        if tensors:
+            norms = [torch.linalg.vector_norm(g) for g in tensors]
+            square = torch.stack([n.to(norms[0].device) for n in norms]).double().square().sum()
+        if self.network.shard_group is not None:
+            self._sum(square := square.to(self.network.device))
+        factor = max_norm / (square.sqrt() + 1e-6)
         if self._on_gpu:  # without a look, for which the host would wait
             for g in tensors:
                 g.mul_(factor.clamp(max=1.0).to(g.device))
@@ -96,11 +97,12 @@ class WholeGradient:
     def _check_scaler(self, given: bool) -> None:
         """Refuse a GradScaler in some processes of this node: only they would ask the others
         whether a gradient overflowed, and wait. It is asked once, because whoever asks looks."""
-        if self.network.intra_node_group is None:
+        group = self.network.node_group
+        if group is None:
             return
         scalers = torch.full((), float(given), device=self.network.device)
         self._sum(scalers)
-        found, processes = int(scalers.item()), self.network.processes_per_node
+        found, processes = int(scalers.item()), group.size()
         if found not in (0, processes):
             raise RuntimeError(
                 f"node {self.network.node}: {found} of its {processes} processes step with a "
@@ -109,7 +111,7 @@ class WholeGradient:
 
     def _any(self, here: Tensor) -> bool:
         """Return True if it is set here or in another process of this node; this is one look."""
-        if self.network.intra_node_group is not None:
+        if self.network.node_group is not None:
             here = here.to(self.network.device, torch.float32, copy=True)
             self._sum(here)
         return here.item() > 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm, Step, check_number, lr_ratio, shown
+from decentlam.algorithms.base import layer_norm
 
 ParamGroup = dict[str, Any]
 PAST = (
@@ -70,13 +71,15 @@ def _check_keys(group: ParamGroup, method: Algorithm) -> None:
         )
 
 
-def step_of(group: ParamGroup, skip: bool = False) -> Step:
+def step_of(
+    group: ParamGroup, skip: bool = False, norm: Callable[[Tensor], Tensor] = layer_norm
+) -> Step:
     """The step that this group takes next; `skip` leaves its gradient out, decay included."""
     lr, index = check_number("lr", group["lr"]), group["step"]
     ratios = lr_ratio(lr, group["previous_lr"]), lr_ratio(lr, group["sync_lr"])
     weight_decay = 0.0 if skip else group["weight_decay"]
     gradients = index - group.get("skipped_steps", 0) + (not skip)
-    return Step(index, lr, *ratios, weight_decay, skip=skip, gradients=gradients)
+    return Step(index, lr, *ratios, weight_decay, skip=skip, gradients=gradients, norm=norm)
 
 
 def advance(groups: Iterable[ParamGroup], reached_everyone: bool, skipped: bool) -> None:

@@ -15,9 +15,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from decentlam.algorithms import Algorithm, Reach
@@ -27,12 +28,13 @@ from decentlam.exchange.none import NoExchange
 from decentlam.network import waiting
 from decentlam.network.network import Network
 from decentlam.options import Options
-from decentlam.runtime.bucket import Bucket, Plan
+from decentlam.runtime.bucket import Bucket, Plan, inside_node
 from decentlam.runtime.checks import Checks, finite_flag, reclaim
 from decentlam.runtime.evaluation import Evaluation
 from decentlam.runtime.gradients import WholeGradient
 from decentlam.runtime.overlap import OverlapChoice
 from decentlam.runtime.param_groups import ParamGroup, advance, step_of
+from decentlam.runtime.sharded import find_modules, local, reshard
 from decentlam.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -112,14 +114,17 @@ class Runtime:
         self._refused: str | None = None  # why a message was not sent
         self._mixed = False  # all mixes are there: parameters are updated
         self._several = network.intra_node_group is not None  # processes in this node
-        self._first = self._several  # no whole gradient was prepared yet
-        self._whole_gradient = options.whole_gradient
+        self._sharded = network.shard_group is not None
+        self._modules = find_modules(p for b in buckets for p in b.wholes) if self._sharded else []
+        self._first = self._several or self._sharded  # no whole gradient was prepared yet
+        self._whole_gradient = options.whole_gradient or self._sharded
+        self._shards = [shard for bucket in buckets for shard in bucket.shards]
         self._looks = options.nonfinite != "ignore"
         self._flags = self._looks and network.is_nccl  # looks one step later
         self._hooks = [
             p.register_post_accumulate_grad_hook(_hook(self, bucket, i))
             for bucket in buckets
-            for i, p in enumerate(bucket.params)
+            for i, p in enumerate(bucket.wholes)
         ]
 
     @property
@@ -240,7 +245,7 @@ class Runtime:
 
     def _plan(self, bucket: Bucket) -> Plan:
         group = self._groups[bucket.group]
-        return self.algorithm.with_hyper(group), step_of(group, bool(self._skipped))
+        return self.algorithm.with_hyper(group), step_of(group, bool(self._skipped), bucket.norm)
 
     def _send(self, bucket: Bucket) -> None:
         """Form the message of a bucket and hand it to the exchange, unless it was sent before."""
@@ -332,7 +337,7 @@ class Runtime:
     def _exchange_all(self, absent: bool, found_inf: Tensor | None, scale: Tensor | None) -> None:
         """Send what was not sent, and wait for all mixes; until then nothing changes."""
         if self._failure is not None:
-            raise self._failure
+            self._fail(self._failure)
         if self._skipped is None:
             self._skipped = self._prepare_gradients(found_inf, scale)
         for bucket in self.buckets:
@@ -356,6 +361,12 @@ class Runtime:
         self.statistics.end(self.index, begun, sent, self._skipped)
         self._mixed = True
 
+    def _fail(self, failure: Exception) -> NoReturn:
+        """Raise the error of a message that left in backward."""
+        if self._sharded and isinstance(failure, NonFiniteError):
+            self._agree_with_shards(failure)
+        raise failure
+
     def _awaited(self) -> list[str]:
         """Return who has not answered yet in this step."""
         pending = [bucket.pending for bucket in self.buckets if bucket.pending is not None]
@@ -375,6 +386,9 @@ class Runtime:
         """Make the whole gradient ready; return True if this step leaves it out."""
         if not (self._first or self._whole_gradient or found_inf is not None):
             return False
+        if self._sharded:
+            self.fetch()
+            self._agree_with_shards(None)
         if self._sends_in_backward():
             if found_inf is not None:
                 raise StaleMessageError(
@@ -406,9 +420,8 @@ class Runtime:
         for bucket in self.buckets:
             if not bucket.updated:
                 bucket.update()
-        if self._several:
-            for gathering in [bucket.begin_gather(index) for bucket in self.buckets]:
-                gathering.wait()
+        if self._several or self._sharded:
+            self._give_back(index)
         if self._flags:
             self._checks.defer(index)
         self.exchange.end()
@@ -441,6 +454,41 @@ class Runtime:
         for bucket in self.buckets:
             bucket.abandon()
 
+    # Shards ---------------------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        """Take values and gradients of the shards as the script and FSDP have left them."""
+        for shard in self._shards:
+            shard.fetch()
+
+    def _agree_with_shards(self, bad: Exception | None) -> None:
+        """Refuse the step on all processes of this node if one of them must: a NaN in one shard is
+        a NaN of the node, and the others would wait for that process."""
+        if bad is None and self._looks and self.options.nonfinite == "raise":
+            bad = self._checks.shards_are_finite(self.index)
+        found = torch.tensor(float(bad is not None), device=self.network.device)
+        timeout = timedelta(seconds=self.options.wait_seconds)
+        inside_node(self.network, timeout, self.index, 0, dist.all_reduce, found).wait()
+        if bad is not None:
+            raise bad
+        if found.item():
+            raise NonFiniteError(
+                f"node {self.network.node}, step {self.index}: another process of this node, which "
+                "has another shard, refused the step; its error says why."
+            )
+
+    def _give_back(self, index: int) -> None:
+        """Let all processes of this node have what each of them has updated."""
+        for shard in self._shards:
+            shard.store()
+        if self._several:
+            for gathering in [bucket.begin_gather(index) for bucket in self.buckets]:
+                gathering.wait()
+
+    def reshard(self) -> None:
+        """Let FSDP see that shards have changed, and show parameters as shards again."""
+        reshard(self._modules)
+
     # Between steps ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -469,14 +517,22 @@ class Runtime:
         """Make the parameters the mean of all nodes, until `train`; every process calls it."""
         if not self._evaluation.active:
             self.check_between_steps("average the model")
-            flat = [bucket.x for bucket in self.buckets]
-            self._evaluation.enter(flat, model, self.network, self.rates)
+            self._evaluation.enter(self.memory, model, self.network, self.rates)
+            self.reshard()
 
     def train(self) -> None:
         """Give the node its own parameters back."""
         if self._evaluation.active:
             self._checks.reclaim()  # a trainer may have moved them meanwhile
             self._evaluation.leave()
+            self.reshard()
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """The memory of all parameters: flat, or shard by shard."""
+        if self._sharded:
+            return [local(shard.whole) for shard in self._shards]
+        return [bucket.x for bucket in self.buckets]
 
     @property
     def evaluating(self) -> bool:
@@ -535,4 +591,10 @@ def _hook(runtime: Runtime, bucket: Bucket, i: int) -> Callable[[Tensor], None]:
         if runtime is not None and bucket is not None:
             runtime.on_gradient(bucket, i)
 
-    return on_gradient
+    def on_shard(p: Tensor) -> Any:
+        bucket = its_bucket()
+        if bucket is not None:
+            bucket.shards[i].fetch()
+            on_gradient(p)
+
+    return on_shard if bucket.shards else on_gradient

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.runtime.bucket import Bucket, shaped_like
+from decentlam.runtime.sharded import like, local
 
 Saved = Mapping[Tensor, Mapping[str, Any]]
 
@@ -42,7 +43,7 @@ def load_whole_state(bucket: Bucket, saved: Saved) -> None:
     whole = bucket.init(bucket.x)
     for p, views in _by_parameter(bucket, whole):
         for name in views.keys() & saved.get(p, {}).keys():
-            views[name].copy_(saved[p][name])
+            local(views[name]).copy_(local(saved[p][name]))
     for name, values in whole.items():
         bucket.state[name].copy_(values[bucket.shard])
 
@@ -54,10 +55,10 @@ def check_state(bucket: Bucket, saved: Saved) -> None:
             value = saved.get(p, {}).get(name)
             if value is not None and not isinstance(value, Tensor):
                 raise ValueError(f"state {name!r} is no tensor but {type(value).__name__}")
-            if value is not None and value.shape != view.shape:
+            if value is not None and local(value).shape != local(view).shape:
                 raise ValueError(
-                    f"state {name!r} has shape {tuple(value.shape)}, here it is "
-                    f"{tuple(view.shape)}. Is it of the same model? With processes_per_node "
+                    f"state {name!r} has shape {tuple(local(value).shape)}, here it is "
+                    f"{tuple(local(view).shape)}. Is it of the same model? With processes_per_node "
                     "above 1, it and bucket_bytes must be the same, too; "
                     "decentlam.load_checkpoint needs neither."
                 )
@@ -72,11 +73,11 @@ def load_state(bucket: Bucket, saved: Saved) -> None:
         for name, view in views.items():
             value = saved.get(p, {}).get(name)
             if value is not None:
-                view.copy_(value)
+                local(view).copy_(local(value))
 
 
 def _by_parameter(
     bucket: Bucket, flat: Mapping[str, Tensor]
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    for p, span in zip(bucket.params, bucket.spans, strict=True):
-        yield p, {name: shaped_like(t[span], p) for name, t in flat.items()}
+    for whole, p, span in zip(bucket.wholes, bucket.params, bucket.spans, strict=True):
+        yield whole, {name: like(whole, shaped_like(t[span], p)) for name, t in flat.items()}

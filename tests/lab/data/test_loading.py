@@ -16,27 +16,6 @@ from tests.helpers.processes import HANG_SECONDS
 from tests.lab.data.images import WORKERS, forks, in_memory, write_image_folder
 
 
-def test_bad_batches_and_loads_are_refused():
-    shards = [torch.arange(4), torch.arange(4, 8)]
-    with pytest.raises(ValueError, match=r"nodes without any: \[1\]"):
-        Batches([torch.arange(4), torch.arange(0)], 2, seed=0)
-    with pytest.raises(
-        ValueError, match="batch_per_node must be a whole number of 1 or more, got 0"
-    ):
-        Batches(shards, 0, seed=0)
-    with pytest.raises(ValueError, match="seed must be a whole number of 0 or more, got -1"):
-        Batches(shards, 1, seed=-1)
-    batches = Batches(shards, 2, seed=0)
-    with pytest.raises(ValueError, match="nodes from 0 to 1; there is no step 0 of node 2"):
-        batches.indices(0, 2)
-    with pytest.raises(ValueError, match=r"some of 0 to 1, got \[2\]"):
-        load_batches(in_memory(), batches, [2], 0, 1)
-    with pytest.raises(ValueError, match="from 3 up to 2"):
-        load_batches(in_memory(), batches, [0], 3, 2)
-    with pytest.raises(ValueError, match="workers must be a whole number of 0 or more, got -1"):
-        load_batches(in_memory(), batches, [0], 0, 1, workers=-1)
-
-
 def test_loaded_is_the_batch_of_each_node():
     data = in_memory()
     batches = Batches(split(data.labels, 3, "iid", seed=0), 4, seed=0)

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from decentlam.lab.data.memory import InMemory, crop_and_flip
+from decentlam.lab.data.memory import crop_and_flip
 from tests.lab.data.images import (
     in_memory,
     plain,
     random_images,
     seeded,
 )
-
-
-def test_labels_out_of_range_are_refused():
-    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    good, bad = torch.tensor([0, 1]), torch.tensor([0, 3])
-    with pytest.raises(ValueError, match="test labels go from 0 to 3; 2 classes have labels 0 to"):
-        InMemory("made", 2, images, good, images, bad, (0.0,), (1.0,))
-    with pytest.raises(ValueError, match="training set has 1 images and 2 labels"):
-        InMemory("made", 2, images[:1], good, images, good, (0.0,), (1.0,))
 
 
 def test_augmented_images_are_padded_crops_half_of_them_mirrored():
@@ -57,5 +47,3 @@ def test_test_batches_are_in_order_and_never_augmented():
     images = data.test_images.permute(0, 2, 3, 1).numpy()
     expected = plain(images, data.mean, data.std).float()
     torch.testing.assert_close(torch.cat([x for x, _ in parts]), expected)
-    with pytest.raises(ValueError, match="1 image or more, got 0"):
-        data.test_batches(0)

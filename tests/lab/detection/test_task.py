@@ -104,7 +104,7 @@ def compare(detector: str, directory: Path, nodes: int) -> None:
 def test_a_batch_without_objects_has_a_loss_and_a_gradient(detector: str, prepared: Path):
     task = make_task(recipe(detector, prepared, 2), Numerics("float32", CPU))
     empty = [k for k, image in enumerate(task.data.train) if not len(image.boxes)]
-    batch = task.train_batch(torch.tensor(empty), torch.Generator().manual_seed(0))
+    batch = task.data.train_batch(torch.tensor(empty), torch.Generator().manual_seed(0))
     model = task.model().train()
     loss = task.loss(model, batch)
     loss.backward()

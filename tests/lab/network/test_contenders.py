@@ -39,12 +39,6 @@ def test_a_mode_that_is_found_by_trying_is_timed_after_the_trial() -> None:
     assert not choice.undecided
 
 
-def test_peers_depend_on_the_number_of_nodes() -> None:
-    ring = CONTENDERS["DmSGD ring"]
-    assert [ring.traffic_on(n).peers for n in (2, 8)] == [1, 2]
-    assert CONTENDERS[BASE].traffic_on(8).models_sent(8) == 1.75
-
-
 def train_each() -> list[str]:
     trained = []
     for name, contender in available().items():

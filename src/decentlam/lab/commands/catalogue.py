@@ -151,33 +151,28 @@ def describe(about: Record) -> str:
         many = len(about["steps"]) > 1
         lines += ["", f"step {step['step']}"] if many else [""]
         lines += _step_lines(step, about["message_bytes"])
-    if about["methods"]:
-        lines += ["", *_method_lines(about["methods"], about["momentum"])]
     if "drawing" in about:
         lines += ["", f"Wrote {about['drawing']}"]
     return "\n".join(lines)
 
 
-def _method_lines(rows: list[Record], momentum: float) -> list[str]:
-    head = f"{'method':<18}{'growth':>8}  {'95 % bound':<18}{'bias':>9}{'gain':>7}{'delay':>7}"
-    head += f"{'lr h':>8}{'spread':>8}"
-    lines = [f"methods at momentum {momentum:g}", f"  {head}"]
-    for row in rows:
-        low, high = row["bound"] or (None, None)
-        bound = "exact" if low is None else f"{low:.4f} to {high:.4f}"
-        bias = "diverges" if row["bias"] is None else f"{row['bias']:.3g}"
-        steps = (row["largest_lr_h"], row["largest_lr_h_spread"])
-        lines.append(
-            f"  {row['method']:<18}{row['growth']:>8.4f}  {bound:<18}{bias:>9}"
-            f"{row['gain']:>7.3g}{row['delay']:>7.3g}"
-            + "".join(f"{'-' if step is None else f'{step:.3g}':>8}" for step in steps)
-        )
+METHODS_NOTE = (
+    "growth: of the disagreement per step, above 1 diverges; bias: of DSGD's disagreement; gain, "
+    "delay: how far the average moves per lr and gradient, and how many steps later; largest lr "
+    "h: of lr times curvature; spread: with curvatures from h / 100 on node 0 to h on the last "
+    "(-: not computed for random weights and for many nodes)."
+)
+
+
+def method_rows(rows: list[Record]) -> list[Record]:
+    """Return the rows of the table of methods: bounds in words."""
     return [
-        *lines,
-        "  growth: of the disagreement per step, above 1 diverges; bias: of DSGD's disagreement;",
-        "  gain, delay: how far the average moves per lr and gradient, and how many steps later;",
-        "  lr h: the largest stable lr times curvature; spread: with curvatures from h / 100",
-        "  on node 0 to h on the last (-: not computed for random weights and for many nodes)",
+        row
+        | {
+            "bound": "exact" if row["bound"] is None else "{:.4f} to {:.4f}".format(*row["bound"]),
+            "bias": "diverges" if row["bias"] is None else f"{row['bias']:.3g}",
+        }
+        for row in rows
     ]
 
 

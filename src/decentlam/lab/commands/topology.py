@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from decentlam.lab.names import TOPOLOGIES
-from decentlam.lab.terminal import Json, Nodes, console, one_of, out_option, print_json
+from decentlam.lab.terminal import Json, Nodes, console, one_of, out_option, print_json, print_table
 
 
 def topology(
@@ -42,3 +42,7 @@ def topology(
     if as_json:
         return print_json(facts)
     console().print(catalogue.describe(facts))
+    if facts["methods"]:
+        console().print(f"\nMethods at momentum {facts['momentum']:g}:")
+        print_table(catalogue.method_rows(facts["methods"]))
+        console().print(catalogue.METHODS_NOTE)

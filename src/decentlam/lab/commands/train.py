@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from rich.console import Console
 
+from decentlam.lab.commands.report import newest
 from decentlam.lab.names import (
     ALGORITHMS,
     BATCH_NORMS,
@@ -270,12 +271,12 @@ def _plan(
     from decentlam.lab.train.records import RUN, read_recipe
 
     name = options.recipe
-    candidates = _numbered(_default_directory(name, changes))
     if not options.resume:
+        candidates = _numbered(_default_directory(name, changes))
         free = (path for path in candidates if not (path / RUN).exists())
         recipe = make(name or DEFAULT_RECIPE, **changes)
         return recipe, Path(options.out) if options.out else next(free), options.simulate
-    directory = Path(options.out) if options.out else _latest(candidates)
+    directory = Path(options.out) if options.out else newest()
     before, simulated = read_recipe(directory)
     recipe = make(name, **changes) if name else dataclasses.replace(before, **changes)
     return recipe, directory, options.simulate or (simulated and not launched)
@@ -294,19 +295,6 @@ def _numbered(path: Path) -> Iterator[Path]:
     yield path
     for number in range(2, 10_000):
         yield path.with_name(f"{path.name}-{number}")
-
-
-def _latest(candidates: Iterator[Path]) -> Path:
-    """Return the last of the runs that were started with the same options; the first path if none
-    was."""
-    from decentlam.lab.train.records import RUN
-
-    latest = next(candidates)
-    for path in candidates:
-        if not (path / RUN).exists():
-            break
-        latest = path
-    return latest
 
 
 def _pair(text: str) -> tuple[str, Any]:

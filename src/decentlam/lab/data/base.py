@@ -62,9 +62,3 @@ def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[T
     scale = torch.tensor([1 / (255 * s) for s in std])
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
     return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
-
-
-def check_batch(batch: int) -> int:
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"a batch has 1 image or more, got {batch!r}")
-    return batch

@@ -42,18 +42,6 @@ class Batches:
     piece: int = 1
     _passes: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        empty = [node for node, shard in enumerate(self.shards) if not len(shard)]
-        if empty or not self.shards:
-            raise ValueError(f"every node needs samples; nodes without any: {empty or 'all'}")
-        for name, value, least in (
-            ("batch_per_node", self.batch_per_node, 1),
-            ("seed", self.seed, 0),
-            ("piece", self.piece, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of {least} or more, got {value!r}")
-
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which all nodes together take as many samples as there are, rounded down."""
@@ -62,7 +50,6 @@ class Batches:
     def indices(self, step: int, node: int) -> Tensor:
         """Return the samples of `node` at `step`, (batch_per_node,) int64, as indices of the whole
         set."""
-        self._check(step, node)
         size = len(self.shards[node])
         first, last = step * self.batch_per_node, (step + 1) * self.batch_per_node
         pieces = []
@@ -78,16 +65,8 @@ class Batches:
 
     def generator(self, step: int, node: int) -> torch.Generator:
         """Return a generator of its own for the augmentation of this batch."""
-        self._check(step, node)
         (seed,) = np.random.SeedSequence([_AUGMENTATION, self.seed, step, node]).generate_state(1)
         return torch.Generator().manual_seed(int(seed))
-
-    def _check(self, step: int, node: int) -> None:
-        if step < 0 or not 0 <= node < len(self.shards):
-            raise ValueError(
-                f"steps count from 0 and nodes from 0 to {len(self.shards) - 1}; there is no "
-                f"step {step} of node {node}"
-            )
 
     def _pass(self, node: int, number: int) -> Tensor:
         """Return a node's shard in the order of its pass `number`; the latest one is kept."""

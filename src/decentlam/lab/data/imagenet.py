@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from decentlam.lab.data.base import check_batch, normalized
+from decentlam.lab.data.base import normalized
 from decentlam.lab.data.loading import load_items
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -72,7 +72,7 @@ class ImageFolders:
         return inputs, self.labels[indices]
 
     def test_batches(self, batch: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        items = _TestBatches(self.test_files, self.test_labels, check_batch(batch))
+        items = _TestBatches(self.test_files, self.test_labels, batch)
         return load_items(items, len(items), workers)
 
 

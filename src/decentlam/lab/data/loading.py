@@ -31,10 +31,6 @@ def load_batches(
     With `workers` > 0 that many processes load ahead, a whole step each; the values are the same.
     It pays where images are decoded (imagenet). What is in memory is faster without.
     """
-    if not nodes or not all(0 <= node < len(batches.shards) for node in nodes):
-        raise ValueError(f"nodes must be some of 0 to {len(batches.shards) - 1}, got {list(nodes)}")
-    if not 0 <= first_step <= last_step:
-        raise ValueError(f"steps from {first_step} up to {last_step} are not 0 <= first <= last")
     steps = _Steps(data, batches, tuple(nodes), first_step)
     return load_items(steps, last_step - first_step, workers)
 
@@ -60,8 +56,6 @@ def load_items(items: Dataset[Item], length: int, workers: int) -> Generator[Ite
     Closing or dropping the generator stops the processes, and so does a failure in one of them,
     which is raised here as it was there.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise ValueError(f"workers must be a whole number of 0 or more, got {workers!r}")
     if not workers:
         return (items[k] for k in range(length))
     return _from_processes(_Outcomes(items, length), workers)

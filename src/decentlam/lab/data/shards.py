@@ -30,12 +30,6 @@ def split(labels: Tensor, nodes: int, how: str, seed: int) -> list[Tensor]:
     [3, 3, 2, 2]
     """
     scheme, value = _parse(how)
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise ValueError(f"nodes must be a whole number of 1 or more, got {nodes!r}")
-    if labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(f"labels must be (N,) whole numbers, got {labels.dtype} {labels.shape}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
     pieces = nodes * int(value) if scheme == "label-sorted" else nodes
     if len(labels) < pieces:
         raise ValueError(

@@ -10,8 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from decentlam.lab.data.base import check_batch
-
 CONTEXT = 64  # bytes that a model sees at once
 AUTHORS = ("shkspr", "milton")
 MOST_TESTED = 2048  # windows: 131 kB
@@ -57,7 +55,7 @@ class Text:
         return _inputs_and_targets(self.windows.index_select(0, indices))
 
     def test_batches(self, batch: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        return map(_inputs_and_targets, self._tested.split(check_batch(batch)))
+        return map(_inputs_and_targets, self._tested.split(batch))
 
 
 def stdlib(path: str | Path | None = None, context: int = CONTEXT) -> Text:

@@ -11,13 +11,7 @@ from decentlam.lab.detection.images import AnnotatedSets
 from decentlam.lab.values import parse_json
 
 # Names of the two files in `annotations`: as published, then those of folders of one's own.
-_FILES = (
-    ("instances_train2017", "instances_val2017"),
-    ("instances_train", "instances_val"),
-    ("train", "val"),
-)
-
-Entry = dict[str, Any]
+_FILES = (("instances_train2017", "instances_val2017"), ("train", "val"))
 
 
 def read_coco(path: Path, bad: BadBoxes) -> AnnotatedSets:
@@ -41,47 +35,36 @@ def _read(
 ) -> tuple[dict[int, str], tuple[AnnotatedImage, ...]]:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise ValueError(f"{file} has no list of {key}")
-    if not content["images"]:
-        raise ValueError(f"{file} lists no images")
-    names = _by_id(content["categories"], f"{file}: categories")
-    categories = {number: str(entry.get("name", number)) for number, entry in names.items()}
-    if any(number < 1 for number in categories):
-        raise ValueError(f"{file}: category {min(categories)} is not 1 or more; 0 is no object")
-    images = _by_id(content["images"], f"{file}: images")
+        names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
+        images = {int(entry["id"]): entry for entry in content["images"]}
+        annotations = list(content["annotations"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{file} is not of COCO's form: {type(error).__name__}: {error}; it needs lists of "
+            "images, annotations and categories with ids"
+        ) from error
+    if not images or min(names, default=0) < 1:
+        raise ValueError(f"{file} needs images, and categories from 1 on; 0 is no object")
     objects: dict[int, list[Box]] = {number: [] for number in images}
-    for entry in _by_id(content["annotations"], f"{file}: annotations").values():
-        where = f"{file}: annotation {entry['id']}"
-        if entry.get("image_id") not in images:
-            raise ValueError(f"{where} is of image {entry.get('image_id')!r}, which is not listed")
-        objects[entry["image_id"]].append(_object(entry, where, categories))
-    folders = _folders(root, file.stem.removeprefix("instances_"))
-    return categories, tuple(
+    for entry in annotations:
+        number = entry.get("image_id") if isinstance(entry, dict) else None
+        if not isinstance(number, int) or number not in images:
+            raise ValueError(f"{file}: an annotation is of image {number!r}, which is not listed")
+        objects[number].append(_object(entry, f"{file}: annotation {entry.get('id')}", names))
+    part = file.stem.removeprefix("instances_")
+    # COCO128 keeps the images of both parts with the training set.
+    folders = [root / part, root / "images" / part, root / "images"]
+    folders += [root / part.replace("val", "train")]
+    return names, tuple(
         _image(entry, objects[number], file, folders, bad) for number, entry in images.items()
     )
 
 
-def _by_id(entries: list[Entry], where: str) -> dict[int, Entry]:
-    found: dict[int, Entry] = {}
-    for at, entry in enumerate(entries):
-        number = entry.get("id") if isinstance(entry, dict) else None
-        if not _whole(number):
-            raise ValueError(f"{where}: number {at} in the list has no id that is a whole number")
-        if number in found:
-            raise ValueError(f"{where}: the id {number} is there twice")
-        found[number] = entry
-    return found
-
-
-def _object(entry: Entry, where: str, categories: dict[int, str]) -> Box:
+def _object(entry: dict[str, Any], where: str, names: dict[int, str]) -> Box:
     label, corners, area = entry.get("category_id"), entry.get("bbox"), entry.get("area")
-    if label not in categories:
+    if not isinstance(label, int) or label not in names:
         raise ValueError(f"{where} is of an unknown category, {label!r}")
-    where += f" ({categories[label]})"
+    where += f" ({names[label]})"
     if not isinstance(corners, list) or len(corners) != 4 or not all(map(_number, corners)):
         raise ValueError(f"{where} has the bbox {corners!r}; it should be [x, y, width, height]")
     x, y, width, height = corners
@@ -94,30 +77,17 @@ def _object(entry: Entry, where: str, categories: dict[int, str]) -> Box:
     )
 
 
-def _folders(root: Path, part: str) -> list[Path]:
-    """Return where images of a part may be. COCO128 keeps those of both parts with the training
-    set."""
-    train = part.replace("val", "train")
-    return [root / part, root / "images" / part, root / "images", root / train]
+def _number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _image(
-    entry: Entry, objects: list[Box], file: Path, folders: list[Path], bad: BadBoxes
+    entry: dict[str, Any], objects: list[Box], file: Path, folders: list[Path], bad: BadBoxes
 ) -> AnnotatedImage:
-    where = f"{file}: image {entry['id']}"
-    name, width, height = entry.get("file_name"), entry.get("width"), entry.get("height")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{where} has no file_name")
-    if not (_whole(width) and _whole(height) and width > 0 and height > 0):
-        raise ValueError(f"{where} has width {width!r} and height {height!r}, not whole pixels")
+    where, name = f"{file}: image {entry['id']}", entry.get("file_name")
+    width, height = entry.get("width"), entry.get("height")
+    if not (isinstance(name, str) and isinstance(width, int) and isinstance(height, int)):
+        raise ValueError(f"{where} needs a file_name, a width and a height, has {entry}")
     found = [folder / name for folder in folders if (folder / name).is_file()]
     check_image(found[0] if found else folders[0] / name, width, height, where)
     return annotate(found[0], width, height, objects, bad)
-
-
-def _whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -48,15 +48,8 @@ class Detection:
         return notes
 
     @property
-    def labels(self) -> Tensor:
-        return self.data.labels
-
-    @property
     def shapes(self) -> Tensor:
         return self.data.shapes
-
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> DetectionBatch:
-        return self.data.train_batch(indices, generator)
 
     def pieces(self, batch: DetectionBatch, size: int | None) -> list[tuple[DetectionBatch, float]]:
         size = size or len(batch)

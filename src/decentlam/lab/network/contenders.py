@@ -1,4 +1,4 @@
-"""The ways to train that are timed side by side: how each is built, and what it sends and hides."""
+"""The ways to train that are timed side by side: and how each is built."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import decentlam
 from decentlam.lab.network.models import Loss
-from decentlam.lab.network.prediction import Traffic
 from decentlam.optimizer import DecentralizedOptimizer
-from decentlam.topology import resolve
 
 LOCAL, BASE = "local only (limit)", "DDP"  # what the others are compared with
 LR, MOMENTUM = 1e-4, 0.5  # small, so that no topology can diverge while it is timed
@@ -41,7 +38,7 @@ class Steps(Protocol):
 
 
 class Training:
-    """One iteration per call, with the seconds in forward, in step(), and spent waiting there."""
+    """One iteration per call, with the seconds in step() and spent waiting there."""
 
     def __init__(
         self,
@@ -51,17 +48,14 @@ class Training:
         after_step: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer, self.after_step = model, loss, optimizer, after_step
-        self.forward_seconds = self.step_seconds = 0.0
+        self.step_seconds = 0.0
 
     def __call__(self) -> None:
         if self.optimizer is None:  # the wrapper does everything in backward
             self.loss(self.model).backward()
             return
         self.optimizer.zero_grad()
-        begun = time.perf_counter()
-        loss = self.loss(self.model)
-        self.forward_seconds += time.perf_counter() - begun
-        loss.backward()
+        self.loss(self.model).backward()
         begun = time.perf_counter()
         self.optimizer.step()
         self.step_seconds += time.perf_counter() - begun
@@ -180,70 +174,46 @@ def _raw_exchange(model: nn.Module, loss: Loss) -> Training:
     return Training(model, loss, _sgd(params), exchange)
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A way to train, and what `prediction` must know of it."""
+class Contender(NamedTuple):
+    """A way to train."""
 
     build: Build
-    traffic: Traffic
     warm_up: int = WARM_UP_STEPS  # iterations that are not timed
-    topology: str | None = None  # whose number of peers depends on that of nodes
-
-    def traffic_on(self, nodes: int) -> Traffic:
-        if self.topology is None:
-            return self.traffic
-        return replace(self.traffic, peers=resolve(self.topology, nodes).max_peers)
-
-
-def _on_neighbors(cls: Any, topology: str) -> Contender:
-    return Contender(_ours(cls, topology, overlap=True), Traffic(2), topology=topology)
 
 
 _LAM = decentlam.DecentLaM
-_ALL_REDUCE = Traffic(None, ddp_buckets=True)
-_EARLY = Traffic(1, "step")  # sends the model of before
-_ROUND = Traffic(1, "step", message_fraction=1 / _EVERY)
 
 CONTENDERS: dict[str, Contender] = {
-    LOCAL: Contender(_local, Traffic(0)),
-    BASE: Contender(_ddp(), _ALL_REDUCE),
-    "DDP, 1 MB buckets": Contender(_ddp(bucket_cap_mb=1), Traffic(None)),
-    "DDP, bf16 hook": Contender(
-        _ddp(bf16_compress_hook), Traffic(None, message_fraction=0.5, ddp_buckets=True)
-    ),
-    "raw exchange, 1 peer": Contender(_raw_exchange, Traffic(1, "nothing")),
-    "PmSGD": Contender(_ours(decentlam.PmSGD, "ring", overlap=True), Traffic(None)),
-    "DmSGD ring": _on_neighbors(decentlam.DmSGD, "ring"),
-    "DecentLaM ring, overlap": _on_neighbors(_LAM, "ring"),
-    "DecentLaM one-peer, no overlap": Contender(
-        _ours(_LAM, _ONE_PEER, overlap=False), Traffic(1, "nothing")
-    ),
-    "DecentLaM one-peer, overlap": Contender(_ours(_LAM, _ONE_PEER, overlap=True), Traffic(1)),
+    LOCAL: Contender(_local),
+    BASE: Contender(_ddp()),
+    "DDP, 1 MB buckets": Contender(_ddp(bucket_cap_mb=1)),
+    "DDP, bf16 hook": Contender(_ddp(bf16_compress_hook)),
+    "raw exchange, 1 peer": Contender(_raw_exchange),
+    "PmSGD": Contender(_ours(decentlam.PmSGD, "ring", overlap=True)),
+    "DmSGD ring": Contender(_ours(decentlam.DmSGD, "ring", overlap=True)),
+    "DecentLaM ring, overlap": Contender(_ours(_LAM, "ring", overlap=True)),
+    "DecentLaM one-peer, no overlap": Contender(_ours(_LAM, _ONE_PEER, overlap=False)),
+    "DecentLaM one-peer, overlap": Contender(_ours(_LAM, _ONE_PEER, overlap=True)),
     "DecentLaM one-peer, overlap, float16": Contender(
-        _ours(_LAM, _ONE_PEER, overlap=True, message_dtype=torch.float16),
-        Traffic(1, message_fraction=0.5),
+        _ours(_LAM, _ONE_PEER, overlap=True, message_dtype=torch.float16)
     ),
-    "DecentLaM as it comes": Contender(_readme(), Traffic(1), _AUTO_STEPS),
-    "DecentLaM as it comes, monitored": Contender(_monitored, Traffic(1), _AUTO_STEPS),
+    "DecentLaM as it comes": Contender(_readme(), _AUTO_STEPS),
+    "DecentLaM as it comes, monitored": Contender(_monitored, _AUTO_STEPS),
     "DecentLaM as it comes, shared_memory=False": Contender(
-        _readme(shared_memory=False), Traffic(1), _AUTO_STEPS
+        _readme(shared_memory=False), _AUTO_STEPS
     ),
-    "DecentLaM as it comes, float16": Contender(
-        _readme(message_dtype=torch.float16), Traffic(1, message_fraction=0.5), _AUTO_STEPS
-    ),
+    "DecentLaM as it comes, float16": Contender(_readme(message_dtype=torch.float16), _AUTO_STEPS),
     "AWC-DmSGD one-peer": Contender(
-        _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True), _EARLY
+        _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True)
     ),
-    "LocalSteps every 16": Contender(_local_steps(), _ROUND, _EVERY),
-    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _ROUND, _EVERY),
+    "LocalSteps every 16": Contender(_local_steps(), _EVERY),
+    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _EVERY),
     "LocalSteps every 16, delay 8, float16": Contender(
-        _local_steps(delay=8, message_dtype=torch.float16),
-        replace(_ROUND, message_fraction=0.5 / _EVERY),
-        _EVERY,
+        _local_steps(delay=8, message_dtype=torch.float16), _EVERY
     ),
     # What decent-dp calls a ring has one peer that changes, too.
-    "decent-dp ring (1 peer)": Contender(_decent_dp("ring"), _EARLY),
-    "decent-dp one-peer-exp": Contender(_decent_dp("one-peer-exp"), _EARLY),
+    "decent-dp ring (1 peer)": Contender(_decent_dp("ring")),
+    "decent-dp one-peer-exp": Contender(_decent_dp("one-peer-exp")),
 }
 
 

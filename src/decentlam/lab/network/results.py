@@ -1,4 +1,4 @@
-"""What timings say: ratios to DDP in the same round, where the time goes, what was predicted."""
+"""What timings say: ratios to DDP in the same round, where the time goes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from decentlam.lab.network.bandwidth import bits_per_second
-from decentlam.lab.network.contenders import BASE, CONTENDERS, LOCAL
-from decentlam.lab.network.prediction import predict_step
+from decentlam.lab.network.contenders import BASE, LOCAL
 from decentlam.lab.values import Record
 
 
@@ -28,26 +26,7 @@ def split(record: Record, local: Record) -> dict[str, float]:
     return {"compute": compute, "exposed": exposed, "update": record["seconds"] - compute - exposed}
 
 
-def predicted(
-    record: Record, local: Record, nodes: int, parameters: int, bandwidth: str | float | None
-) -> float:
-    """Return the predicted seconds of an iteration whose compute is that of local training."""
-    compute = local["seconds"] - local["step_seconds"]
-    forward = min(local["forward_seconds"], compute)
-    return predict_step(
-        CONTENDERS[record["contender"]].traffic_on(nodes),
-        nodes,
-        4 * parameters,
-        None if bandwidth is None else bits_per_second(bandwidth),
-        forward,
-        compute - forward,
-        local["step_seconds"],
-    ).seconds
-
-
-def summary(
-    records: Sequence[Record], nodes: int, parameters: int, bandwidth: str | float | None
-) -> list[Record]:
+def summary(records: Sequence[Record]) -> list[Record]:
     """Return a row per contender: medians over rounds, and ratios to DDP with their range."""
     timed = [r for r in records if "left_out" not in r]
     names = dict.fromkeys(r["contender"] for r in timed)
@@ -56,9 +35,6 @@ def summary(
     for name, mine in by.items():
         ratios = [r["seconds"] / by[BASE][k]["seconds"] for k, r in mine.items()]
         parts = [split(r, by[LOCAL][k]) for k, r in mine.items()]
-        foreseen = [
-            predicted(r, by[LOCAL][k], nodes, parameters, bandwidth) for k, r in mine.items()
-        ]
         middle = _median_over(list(mine.values()))
         rows.append(
             {
@@ -68,7 +44,6 @@ def summary(
                 "lowest": min(ratios),
                 "highest": max(ratios),
                 "speed_up": 1 / statistics.median(ratios),
-                "predicted_ms": 1e3 * statistics.median(foreseen),
                 **{f"{part}_ms": 1e3 * _median_over(parts)(part) for part in parts[0]},
                 "wait_ms": 1e3 * middle("wait_seconds"),
                 "MB_sent": middle("bytes_sent") / 1e6,

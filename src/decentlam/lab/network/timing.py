@@ -129,7 +129,7 @@ def _time_one(benchmark: Benchmark, contender: Contender, interface: Path, shari
         return {"left_out": " ".join(str(error).split())}
     for _ in range(contender.warm_up):
         training()
-    before = training.forward_seconds, training.step_seconds, training.wait_seconds
+    before = training.step_seconds, training.wait_seconds
     dist.barrier()
     sent, cpu = _bytes_sent(interface), time.process_time()
     times = []
@@ -140,18 +140,17 @@ def _time_one(benchmark: Benchmark, contender: Contender, interface: Path, shari
     cpu = time.process_time() - cpu  # of all threads, in the program and in the kernel
     dist.barrier()
     sent = _bytes_sent(interface) - sent
-    after = training.forward_seconds, training.step_seconds, training.wait_seconds
+    after = training.step_seconds, training.wait_seconds
     spent = [*(b - a for a, b in zip(before, after, strict=True)), cpu, float(sent)]
     _wait_until_quiet(interface)  # the next one must not share the wire with what is still sent
     del training, model, loss
     gc.collect()
     gc.freeze()  # what is left are modules: no need to search them again
-    forward, step, wait, cpu, sent_each = _mean([s / benchmark.iterations for s in spent]).tolist()
+    step, wait, cpu, sent_each = _mean([s / benchmark.iterations for s in spent]).tolist()
     # A delay hits some iterations more than others: then only the mean counts all of it.
     middle = statistics.mean if benchmark.straggler_ms else statistics.median
     return {
         "seconds": middle(_mean(times).tolist()),
-        "forward_seconds": forward,
         "step_seconds": step,
         "wait_seconds": wait,
         "cpu_seconds": cpu * dist.get_world_size(),  # of all nodes

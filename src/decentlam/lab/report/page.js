@@ -153,7 +153,10 @@
     };
     const label = `${now.nodes.length} nodes. ${now.caption}`;
     const picture = graph(now.places, now.edges, label, { look,
-      name: (at) => rows.get(now.members[at]).name.replace(/^\D+/, "") });
+      name: (at) => {
+        const row = rows.get(now.members[at]);
+        return row.state === "lost" ? "×" : row.name.replace(/^\D+/, "");
+      } });
     const few = now.nodes.length > 16;
     const listed = few ? now.nodes.filter((row) => row.state !== "ok").slice(0, 8)
       .concat(now.nodes.filter((row) => row.state === "ok").slice(0, 8)) : now.nodes;
@@ -165,9 +168,11 @@
       .concat(row.state !== "lost" && row.late > 0.1 ? [`${percent(row.late)} late`] : []);
     const bars = listed.flatMap((row) => [
       html("div", { class: `name ${row.state}` },
-        html("span", {}, row.name, ...small(mark(row).join(", ")))),
+        html("span", {}, html("span", { class: "who" }, row.name),
+          ...small(mark(row).join(", ")))),
       row.state === "lost" ? html("div", { class: "bar" }) : bar(row.split, longest, words(row)),
-      html("div", { class: "whole" }, row.whole, ...small(`step ${row.step.toLocaleString("en")}`)),
+      html("div", { class: "whole" }, row.state === "lost" ? "" : row.whole,
+        ...small(`step ${row.step.toLocaleString("en")}`)),
     ]);
     const rest = now.nodes.length - listed.length;
     const late = now.nodes.some((row) => row.late > 0.1) ? " Orange nodes are late." : "";

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 from decentlam.algorithms import ALGORITHMS
 from decentlam.lab import plot_style
-from decentlam.lab.recipes import Recipe
 from decentlam.lab.report import formatting
 from decentlam.lab.report.runs import Run
 
@@ -24,9 +22,6 @@ _PROBLEM = {
     "batch": "batch {}",
     "epochs": "{} epochs",
 }
-
-# A run of an earlier version lacks the fields that came later, and did what is now the default.
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Recipe)} | {"hyper": []}
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,6 @@ class Setting:
     """One problem, and the groups that worked on it."""
 
     label: str  # in what it differs from the other settings; empty if it is the only one
-    detail: str  # what else is particular to it, and the same for all its groups
     groups: tuple[Group, ...]
 
 
@@ -103,7 +97,7 @@ def _collect(runs: Sequence[Run], problem: tuple[str, ...]) -> list[Setting]:
             Group(index, str(alike[0].recipe["method"]), _words(alike[0], inside), tuple(alike))
             for index, alike in enumerate(grouped.values(), start=first)
         )
-        settings.append(Setting(label, _words(members[0], varying - inside - set(problem)), groups))
+        settings.append(Setting(label, groups))
     return settings
 
 
@@ -115,7 +109,7 @@ def _varying(runs: Sequence[Run]) -> set[str]:
 
 def _fields(run: Run) -> dict[str, Any]:
     """Return what tells runs apart: the recipe, and whether the nodes were simulated."""
-    return {**_DEFAULTS, **run.recipe, "simulated": bool(run.info.get("simulated"))}
+    return {**run.recipe, "simulated": bool(run.info.get("simulated"))}
 
 
 def _words(run: Run, names: set[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -61,15 +62,26 @@ class Accuracies:
     data_path: str | None = None
 
 
-def large_batch(
-    nodes: int | None = None,
-    seed: int = 0,
-    quick: bool = False,
-    data: str = FASHION,
-    data_path: str | None = None,
-) -> Accuracies:
+def _recipe(cases: Callable[[int, bool, str], Sequence[Case]]) -> Callable[..., Accuracies]:
+    """Make the recipe of a study from its cases for so many nodes, quick or not, and data."""
+
+    @wraps(cases)
+    def recipe(
+        nodes: int | None = None,
+        seed: int = 0,
+        quick: bool = False,
+        data: str = FASHION,
+        data_path: str | None = None,
+    ) -> Accuracies:
+        nodes, seeds = 8 if nodes is None else nodes, seeds_from(seed, 2 if quick else 3)
+        return Accuracies(tuple(cases(nodes, quick, data)), seeds, nodes, data_path=data_path)
+
+    return recipe
+
+
+@_recipe
+def large_batch(nodes: int, quick: bool, data: str) -> Sequence[Case]:
     """Return one fixed setting in depth, and a trend over batches with rates chosen per method."""
-    nodes = 8 if nodes is None else nodes
     methods: tuple[str, ...] = METHODS
     if quick:
         data, methods = (
@@ -79,33 +91,20 @@ def large_batch(
     batches = fitting(nodes, *((128, 1024) if quick else (512, 2000, 8000)))
     known = tuple((method, paper.line(row)) for method, row in paper.IMAGENET.items())
     fixed = Case("fixed", methods, batches[-1:], data=data, epochs=6 if quick else 20, paper=known)
-    trend = [
-        Case(
-            f"trend, {shards}",
-            methods,
-            batches,
-            data=data,
-            shards=shards,
-            epochs=3 if quick else 10,
-            factors=(1.0, 4.0) if quick else (0.25, 1.0, 4.0),
-            paper=known,
-        )
-        for shards in ("iid", "label-sorted:2")
-    ]
-    seeds = seeds_from(seed, 2 if quick else 3)
-    return Accuracies((fixed, *trend), seeds, nodes, data_path=data_path)
+    trend = replace(
+        fixed,
+        batches=batches,
+        epochs=3 if quick else 10,
+        factors=(1.0, 4.0) if quick else (0.25, 1.0, 4.0),
+    )
+    kinds = ("iid", "label-sorted:2")
+    return [fixed, *(replace(trend, name=f"trend, {how}", shards=how) for how in kinds)]
 
 
-def models(
-    nodes: int | None = None,
-    seed: int = 0,
-    quick: bool = False,
-    data: str = FASHION,
-    data_path: str | None = None,
-) -> Accuracies:
+@_recipe
+def models(nodes: int, quick: bool, data: str) -> Sequence[Case]:
     """Return a case per model. One core trains the perceptron on 60,000 images in a second and
     ResNet-20 in minutes: convolutions get the digits, some 1,400 images of 8 x 8."""
-    nodes = 8 if nodes is None else nodes
     large, small = fitting(nodes, 2000, 8000), fitting(nodes, 128, 512)
     what = [("linear", data, large, 20.0), ("mlp", data, large, 20.0)]
     what += [("cnn", "digits", small, 60.0), ("resnet20", "digits", small, 20.0)]
@@ -113,19 +112,12 @@ def models(
         small = fitting(nodes, 128, 1024)
         what = [("mlp", "digits", small, 5.0), ("cnn", "digits", small, 2.0)]
     methods = ("pmsgd", "dmsgd", "qg-dmsgd", "decentlam")
-    cases = tuple(Case(m, methods, batches, m, on, epochs=e) for m, on, batches, e in what)
-    return Accuracies(cases, seeds_from(seed, 2 if quick else 3), nodes, data_path=data_path)
+    return [Case(m, methods, batches, m, on, epochs=e) for m, on, batches, e in what]
 
 
-def topologies(
-    nodes: int | None = None,
-    seed: int = 0,
-    quick: bool = False,
-    data: str = FASHION,
-    data_path: str | None = None,
-) -> Accuracies:
+@_recipe
+def topologies(nodes: int, quick: bool, data: str) -> Sequence[Case]:
     """Return a case per topology, one of which changes at every step, and one of PmSGD."""
-    nodes = 8 if nodes is None else nodes
     batches = fitting(nodes, *((128, 1024) if quick else (2000, 8000)))
     data, epochs = ("digits", 10.0) if quick else (data, 20.0)
     cases = [Case("all-reduce", ("pmsgd",), batches, data=data, epochs=epochs)]
@@ -136,8 +128,7 @@ def topologies(
         cases.append(
             Case(name, methods, batches, data=data, topology=name, epochs=epochs, paper=known)
         )
-    seeds = seeds_from(seed, 2 if quick else 3)
-    return Accuracies(tuple(cases), seeds, nodes, data_path=data_path)
+    return cases
 
 
 def run(setting: Accuracies, tick: Tick = silent, directory: Path = Path()) -> list[Record]:

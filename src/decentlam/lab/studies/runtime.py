@@ -138,7 +138,7 @@ def table(records: Sequence[Record]) -> list[Record]:
     rows = []
     for mine in by_cluster(records):
         about = mine[0]
-        for row in _summary(mine):
+        for row in summary(mine):
             rows.append(
                 {
                     "nodes": about["nodes"],
@@ -190,7 +190,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Draw the paper's Figure 6: a panel per cluster, a bar per contender, darkest what is
     exposed."""
     clusters = by_cluster(records)
-    longest = max(len(_summary(mine)) for mine in clusters)
+    longest = max(len(summary(mine)) for mine in clusters)
     rows = -(-len(clusters) // 2)
     figure, axes = plot_style.axes(len(clusters), (11.6, 0.9 + rows * (1.2 + 0.23 * longest)))
     for ax, mine in zip(axes, clusters, strict=True):
@@ -202,7 +202,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def _draw(ax: Axes, records: Sequence[Record]) -> None:
-    rows = _summary(records)
+    rows = summary(records)
     limit = 1.16 * max(row["ms"] for row in rows)
     for place, row in enumerate(reversed(rows)):
         shade = _color(row["contender"])
@@ -230,12 +230,6 @@ def _tint(color: str, strength: float) -> tuple[float, float, float]:
     """Return the color mixed with white, so that the grid does not shine through."""
     red, green, blue = (1 - strength * (1 - value) for value in to_rgb(color))
     return red, green, blue
-
-
-def _summary(records: Sequence[Record]) -> list[Record]:
-    """Return the rows of one cluster."""
-    about = records[0]
-    return summary(records, about["nodes"], about["parameters"], about["bandwidth"])
 
 
 def by_cluster(records: Sequence[Record]) -> list[list[Record]]:

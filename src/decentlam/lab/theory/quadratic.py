@@ -15,19 +15,14 @@ class Quadratic:
 
     >>> import torch
     >>> q = Quadratic(torch.ones(2, 1, 1), torch.tensor([[0.0], [2.0]]))
-    >>> q.x_star.tolist(), q.b2, q.L, q.mu
-    ([1.0], 1.0, 1.0, 1.0)
+    >>> q.x_star.tolist(), q.b2, q.L
+    ([1.0], 1.0, 1.0)
     """
 
     hessians: Tensor  # (n, d, d), symmetric
     linear: Tensor  # (n, d)
 
     def __post_init__(self) -> None:
-        hessians, linear = tuple(self.hessians.shape), tuple(self.linear.shape)
-        if len(hessians) != 3 or hessians[1] != hessians[2] or linear != hessians[:2]:
-            raise ValueError(
-                f"hessians must be (n, d, d) and linear (n, d), got {hessians} and {linear}"
-            )
         object.__setattr__(self, "hessians", self.hessians.double())
         object.__setattr__(self, "linear", self.linear.double())
 
@@ -59,8 +54,3 @@ class Quadratic:
     def L(self) -> float:  # noqa: N802 (the paper's letter)
         """Smoothness of every f_i (A.1)."""
         return torch.linalg.eigvalsh(self.hessians).max().item()
-
-    @cached_property
-    def mu(self) -> float:
-        """Strong convexity of every f_i (A.5)."""
-        return torch.linalg.eigvalsh(self.hessians).min().item()

@@ -14,7 +14,6 @@ def largest_momentum(rho: float) -> float:
     >>> round(largest_momentum(0.0), 3), round(largest_momentum(0.8), 3)
     (0.173, 0.046)
     """
-    _check(rho=rho)
     # (1-beta) times the condition is (c-1) beta^2 + (1+d) beta - d <= 0 with c, d as below.
     c, d = 16 / (1 - rho) ** 2, (3 + rho) / 4
     return (math.sqrt((1 + d) ** 2 + 4 * (c - 1) * d) - (1 + d)) / (2 * (c - 1))
@@ -22,7 +21,6 @@ def largest_momentum(rho: float) -> float:
 
 def lr_nonconvex(n: int, steps: int, sigma: float, beta: float) -> float:
     """Return Corollary 1's lr = (1-beta) sqrt(n) / (sigma sqrt(steps+1)): rate 1/sqrt(n steps)."""
-    _check(beta=beta, n=n, steps=steps, sigma=sigma)
     return (1 - beta) * math.sqrt(n / (steps + 1)) / sigma
 
 
@@ -31,14 +29,4 @@ def lr_strongly_convex(n: int, steps: int, L: float, mu: float, beta: float) -> 
 
     The rate is 1/(n steps), up to the logarithm.
     """
-    _check(beta=beta, n=n, steps=steps, L=L, mu=mu)
     return 2 * (1 - beta) * (L + mu) * math.log(n * steps**2) / (L * mu * steps)
-
-
-def _check(**values: float) -> None:
-    for name, value in values.items():
-        if name in ("beta", "rho"):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {value!r}")
-        elif not 0 < value < math.inf:
-            raise ValueError(f"{name} must be above 0 and finite, got {value!r}")

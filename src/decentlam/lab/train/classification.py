@@ -41,13 +41,6 @@ class Classification:
     def of(cls, recipe: Recipe, numerics: Numerics) -> Classification:
         return cls(recipe, load(recipe.data, recipe.data_path), numerics)
 
-    @property
-    def labels(self) -> Tensor:
-        return self.data.labels
-
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> ImageBatch:
-        return self.data.train_batch(indices, generator)
-
     def pieces(self, batch: ImageBatch, size: int | None) -> list[tuple[ImageBatch, float]]:
         inputs, labels = batch
         size = size or len(inputs)

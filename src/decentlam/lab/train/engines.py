@@ -79,7 +79,7 @@ class SimulatedEngine:
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
         """Return what `train` takes, step by step."""
         nodes = range(self.num_nodes)
-        return load_batches(self._task, batches, nodes, self.step, last_step, workers)
+        return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
         """Write from here on what `decentlam watch` shows; `unwatch` ends that."""
@@ -278,7 +278,7 @@ class ProcessEngine:
             loaded = self._shared_batches(batches)
         else:
             nodes = [self._network.node]
-            loaded = load_batches(self._task, batches, nodes, self.step, last_step, workers)
+            loaded = load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
         return loaded if self._monitor is None else self._monitor.loading(loaded)
 
     def watch(self, directory: Path, total_steps: int) -> None:
@@ -291,10 +291,10 @@ class ProcessEngine:
     def _shared_batches(self, batches: Batches) -> StepStream:
         """Take batches from one stream for all nodes; none is made ahead, for nobody knows who will
         be there."""
-        stream = Deal(len(self._task.labels), batches.batch_per_node)
+        stream = Deal(len(self._task.data.labels), batches.batch_per_node)
         while True:
             number = stream.position(self._place) // batches.batch_per_node
-            yield [batches.load(self._task, number, 0)]
+            yield [batches.load(self._task.data, number, 0)]
 
     @property
     def _place(self) -> Place:

@@ -173,7 +173,7 @@ def train_node(
     store = None if network.group is None else _store_of_run()
     numerics = Numerics(recipe.precision, _device(network, options.elastic))
     task, batches = on_all_processes(network, lambda: _read_data(recipe, numerics, options.elastic))
-    steps_per_epoch = max(1, len(task.labels) // recipe.batch)
+    steps_per_epoch = max(1, len(task.data.labels) // recipe.batch)
     engine: Engine
     if options.simulate:
         engine = SimulatedEngine(recipe, task, steps_per_epoch)
@@ -207,8 +207,10 @@ def train_node(
 
 def _read_data(recipe: Recipe, numerics: Numerics, elastic: bool) -> tuple[Task, Batches]:
     task = make_task(recipe, numerics)
-    everything = [torch.arange(len(task.labels))]
-    shards = everything if elastic else split(task.labels, recipe.nodes, recipe.shards, recipe.seed)
+    everything = [torch.arange(len(task.data.labels))]
+    shards = (
+        everything if elastic else split(task.data.labels, recipe.nodes, recipe.shards, recipe.seed)
+    )
     size = recipe.batch_per_node
     piece = min(recipe.micro_batch or size, size)
     return task, Batches(shards, size, recipe.seed, task.shapes, piece)

@@ -55,8 +55,8 @@ class Task(Protocol):
         """The score that tells the most, as records name it."""
 
     @property
-    def labels(self) -> Tensor:
-        """One for each training sample, (N,): shards are sorted by them."""
+    def data(self) -> Any:
+        """A `Source` with `labels`, one for each training sample: shards are sorted by them."""
 
     @property
     def shapes(self) -> Tensor | None:
@@ -65,8 +65,6 @@ class Task(Protocol):
     @property
     def notes(self) -> list[str]:
         """Return what a user should know of the data before training starts."""
-
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> Batch: ...
 
     def pieces(self, batch: Batch, size: int | None) -> list[tuple[Batch, float]]:
         """Split the batch into pieces of so many samples, each with its share of them."""
