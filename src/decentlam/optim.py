@@ -63,8 +63,8 @@ class DecentLaM(DecentralizedOptimizer):
 
 @show_options()
 class ExactDecentLaM(DecentralizedOptimizer):
-    """DecentLaM without bias, for weights that change with the step: each node learns by how much its
-    gradient differs from the others'.
+    """DecentLaM without bias, for weights that change with the step: each node learns by how much
+    its gradient differs from the others'.
 
         u = lr g - y;    z = x - u - beta v;    x+ = W z
         v+ = beta v + u + (z - x+) / 2;    y+ = y - (z - x+) / 20

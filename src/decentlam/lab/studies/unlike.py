@@ -118,12 +118,18 @@ def run(setting: Unlike, tick: Tick = silent, directory: Path = Path()) -> list[
                 out.write(json.dumps(told | found) + "\n")
         done += 1
         tick(done, total, f"{case.data} {case.shards} {method}")
-        return {**known[_key(told)], "row": setting.settings.index(case), "large": len(case.rates) == 1}
+        return {
+            **known[_key(told)],
+            "row": setting.settings.index(case),
+            "large": len(case.rates) == 1,
+        }
 
     for case in setting.settings:
         for method, topology in setting.methods:
             first = [one(case, method, topology, lr, setting.seeds[0]) for lr in case.rates]
-            best = max(first, key=lambda r: -1 if r["averaged_top1"] is None else r["averaged_top1"])
+            best = max(
+                first, key=lambda r: -1 if r["averaged_top1"] is None else r["averaged_top1"]
+            )
             rest = [one(case, method, topology, best["lr"], s) for s in setting.seeds[1:]]
             records += [{**r, "chosen": r is best} for r in first]
             records += [{**r, "chosen": True} for r in rest]
@@ -154,14 +160,18 @@ def train(
     case: Setting, method: str, topology: str | None, lr: float, seed: int, setting: Unlike
 ) -> Record:
     """Train one hidden layer on every node; return both accuracies, None if it diverges."""
-    x, labels, test, test_labels = _pooled(case.data, setting.data_path if case.data == _CIFAR else None)
+    x, labels, test, test_labels = _pooled(
+        case.data, setting.data_path if case.data == _CIFAR else None
+    )
     n, steps = case.nodes, case.steps
     batches = Batches(split(labels, n, case.shards, seed), case.batch // n, seed)
     sizes = [(HIDDEN, x.shape[1]), (HIDDEN,), (int(labels.max()) + 1, HIDDEN)]
     sizes.append(sizes[2][:1])
     generator = torch.Generator().manual_seed(seed)
     bounds = [x.shape[1] ** -0.5] * 2 + [HIDDEN**-0.5] * 2
-    start = [(2 * torch.rand(s, generator=generator) - 1) * b for s, b in zip(sizes, bounds, strict=True)]
+    start = [
+        (2 * torch.rand(s, generator=generator) - 1) * b for s, b in zip(sizes, bounds, strict=True)
+    ]
     flat = torch.cat([p.flatten() for p in start]).expand(n, -1)
     nodes = Nodes(method, topology or case.topology, flat, setting.momentum)
     rate = schedules.factor(case.schedule, steps, steps / 10)
@@ -223,7 +233,10 @@ def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
 def notes(setting: Unlike, records: Sequence[Record]) -> list[str]:
     ends = [max(s.rates) for s in setting.settings]
     high = sum(
-        r["chosen"] and r["seed"] == setting.seeds[0] and r["lr"] == ends[r["row"]] and not r["large"]
+        r["chosen"]
+        and r["seed"] == setting.seeds[0]
+        and r["lr"] == ends[r["row"]]
+        and not r["large"]
         for r in records
     )
     chosen = sum(r["chosen"] and r["seed"] == setting.seeds[0] and not r["large"] for r in records)
