@@ -322,6 +322,11 @@ class _Directory:
         self._sending: Future[Any] | None = None
         self._from: list[int] = []  # ranks whose records come through the store
         alone = elastic or network.group is None
+        # Of sharded nodes each set of shards is a group of its own: the first one speaks.
+        group = None if alone else network.group
+        self._silent = group is not None and dist.get_global_rank(group, 0) > 0
+        if self._silent:
+            return
         if network.rank == 0 or alone:
             self._nodes.mkdir(parents=True, exist_ok=True)
             if network.node == 0 and not (directory / RECORDS).exists():
@@ -342,6 +347,8 @@ class _Directory:
         self._sends = not sees
 
     def write(self, record: Record) -> None:
+        if self._silent:
+            return
         line = json.dumps(record, allow_nan=True)
         if self._store is None:
             self._append(record["member"], line)

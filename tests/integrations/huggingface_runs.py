@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "clip": {"clip": 0.5, "overlap": "none"},
     "backward": {"overlap": "backward"},
+    "local steps": {"every": 2},
 }
 
 
@@ -64,6 +65,12 @@ def build_model(dropout: float = 0.0) -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
+def optimizer_of(model: nn.Module, overlap: str, every: int | None) -> Any:
+    if every is not None:
+        return work.local_steps(model, every)
+    return decentlam.DecentLaM(model.parameters(), **options_of(overlap))
+
+
 def options_of(overlap: str) -> dict[str, Any]:
     return {
         "lr": 0.1,
@@ -83,11 +90,11 @@ def batches(data: Text, rank: int) -> list[dict[str, Tensor]]:
 
 
 def train_plain(
-    accumulate: int = 1, clip: float | None = None, overlap: str = "auto"
+    accumulate: int = 1, clip: float | None = None, overlap: str = "auto", every: int | None = None
 ) -> tuple[nn.Module, float]:
     """What a user of torchrun writes."""
     model = build_model()
-    optimizer = decentlam.DecentLaM(model.parameters(), **options_of(overlap))
+    optimizer = optimizer_of(model, overlap, every)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: (STEPS - k) / STEPS)
     mine = iter(batches(TRAIN, dist.get_rank()))
     for _ in range(STEPS):
@@ -138,7 +145,12 @@ def arguments(out: Path, **options: Any) -> TrainingArguments:
 
 
 def trainer_of(
-    out: Path, model: nn.Module, overlap: str = "auto", kind: Any = None, **options: Any
+    out: Path,
+    model: nn.Module,
+    overlap: str = "auto",
+    kind: Any = None,
+    every: int | None = None,
+    **options: Any,
 ) -> Trainer:
     from decentlam.integrations.huggingface import DecentralizedTrainer
 
@@ -147,16 +159,29 @@ def trainer_of(
         arguments(out, **options),
         train_dataset=TRAIN,
         eval_dataset=TEST,
-        optimizer_cls_and_kwargs=(decentlam.DecentLaM, options_of(overlap)),
+        **(
+            {"optimizer_cls_and_kwargs": (decentlam.DecentLaM, options_of(overlap))}
+            if every is None
+            else {"optimizers": (work.local_steps(model, every), None)}
+        ),
     )
 
 
 def by_trainer(
-    out: Path, accumulate: int = 1, clip: float | None = None, overlap: str = "auto"
+    out: Path,
+    accumulate: int = 1,
+    clip: float | None = None,
+    overlap: str = "auto",
+    every: int | None = None,
 ) -> tuple[nn.Module, float]:
     model = build_model()
     trainer = trainer_of(
-        out, model, overlap, gradient_accumulation_steps=accumulate, max_grad_norm=clip
+        out,
+        model,
+        overlap,
+        every=every,
+        gradient_accumulation_steps=accumulate,
+        max_grad_norm=clip,
     )
     trainer.train()
     val = trainer.evaluate()["eval_loss"]
@@ -282,13 +307,15 @@ def refusals(out: Path) -> dict[str, str]:
 # Accelerate -------------------------------------------------------------------------------------
 
 
-def by_accelerate(accumulate: int = 1, clip: float | None = None, overlap: str = "auto") -> Any:
+def by_accelerate(
+    accumulate: int = 1, clip: float | None = None, overlap: str = "auto", every: int | None = None
+) -> Any:
     """The recipe of docs/huggingface.md: prepare everything but the model."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
     model = build_model().to(accelerator.device)
-    node_optimizer = decentlam.DecentLaM(model.parameters(), **options_of(overlap))
+    node_optimizer = optimizer_of(model, overlap, every)
     scheduler = torch.optim.lr_scheduler.LambdaLR(node_optimizer, lambda k: (STEPS - k) / STEPS)
     optimizer, loader = accelerator.prepare(node_optimizer, DataLoader(TRAIN, batch_size=BATCH))
     steps = 0

@@ -29,11 +29,15 @@ QUIET = {
 
 class Module(lightning.LightningModule):
     def __init__(
-        self, overlap: str = "auto", dropout: float = 0.0, plain_sgd: bool = False
+        self,
+        overlap: str = "auto",
+        dropout: float = 0.0,
+        plain_sgd: bool = False,
+        every: int | None = None,
     ) -> None:
         super().__init__()
         self.net = work.build_model(dropout)
-        self.overlap, self.plain_sgd = overlap, plain_sgd
+        self.overlap, self.plain_sgd, self.every = overlap, plain_sgd, every
         self.seen: list[Tensor] = []  # parameters in validation
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -51,7 +55,7 @@ class Module(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         if self.plain_sgd:
             return torch.optim.SGD(self.net.parameters(), lr=0.1)
-        optimizer = work.build_optimizer(self.net, overlap=self.overlap)
+        optimizer = work.build_optimizer(self.net, overlap=self.overlap, every=self.every)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
@@ -77,8 +81,9 @@ def fit_case(
     overlap: str = "auto",
     dtype: torch.dtype = torch.float32,
     autocast: bool = False,
+    every: int | None = None,
 ) -> tuple[Module, float]:
-    module = Module(overlap)
+    module = Module(overlap, every=every)
     precision = "64-true" if dtype == torch.float64 else "bf16-mixed" if autocast else "32-true"
     trainer = trainer_of(
         out, accumulate_grad_batches=accumulate, gradient_clip_val=clip, precision=precision

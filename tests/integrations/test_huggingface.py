@@ -13,7 +13,7 @@ from tests.integrations.launched import assert_same_run, left
 
 pytestmark = pytest.mark.timeout(1800)
 
-CASES = ["usual", "accumulate", "clip", "backward"]
+CASES = ["usual", "accumulate", "clip", "backward", "local steps"]
 
 
 @pytest.fixture(scope="module")

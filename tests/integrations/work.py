@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "double": {"dtype": torch.float64},
     "bfloat16": {"autocast": True},
     "clip bfloat16": {"clip": 0.5, "autocast": True},
+    "local steps": {"every": 3},
 }
 
 
@@ -37,8 +38,10 @@ def build_model(dropout: float = 0.0) -> nn.Module:
 
 
 def build_optimizer(
-    model: nn.Module, overlap: str = "auto", **options: Any
-) -> decentlam.DecentralizedOptimizer:
+    model: nn.Module, overlap: str = "auto", every: int | None = None, **options: Any
+) -> Any:
+    if every is not None:
+        return local_steps(model, every)
     return decentlam.DecentLaM(
         model.parameters(),
         lr=0.1,
@@ -47,6 +50,13 @@ def build_optimizer(
         overlap=overlap,
         heartbeat_seconds=SILENCE_SECONDS,
         **options,
+    )
+
+
+def local_steps(model: nn.Module, every: int) -> decentlam.LocalSteps:
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return decentlam.LocalSteps(
+        inner, every, topology="ring", heartbeat_seconds=SILENCE_SECONDS, shared_memory=False
     )
 
 
@@ -77,7 +87,7 @@ def evaluate(model: nn.Module, loader: Any) -> float:
 
 def train_epoch(
     model: nn.Module,
-    optimizer: decentlam.DecentralizedOptimizer,
+    optimizer: Any,
     loader: Any,
     accumulate: int,
     clip: float | None,
@@ -102,10 +112,11 @@ def train_plain(
     overlap: str = "auto",
     dtype: torch.dtype = torch.float32,
     autocast: bool = False,
+    every: int | None = None,
 ) -> tuple[nn.Module, float]:
     """What a user of torchrun writes."""
     model = build_model().to(dtype)
-    optimizer = build_optimizer(model, overlap=overlap)
+    optimizer = build_optimizer(model, overlap=overlap, every=every)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     data = build_data(0, 256, dtype)
     sampler = DistributedSampler(data, shuffle=True)

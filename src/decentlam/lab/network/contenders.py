@@ -179,6 +179,7 @@ class Contender(NamedTuple):
 
     build: Build
     warm_up: int = WARM_UP_STEPS  # iterations that are not timed
+    every: int = 1  # iterations after which they repeat: only their mean counts all
 
 
 _LAM = decentlam.DecentLaM
@@ -206,10 +207,10 @@ CONTENDERS: dict[str, Contender] = {
     "AWC-DmSGD one-peer": Contender(
         _ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True)
     ),
-    "LocalSteps every 16": Contender(_local_steps(), _EVERY),
-    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _EVERY),
+    "LocalSteps every 16": Contender(_local_steps(), _EVERY, _EVERY),
+    "LocalSteps every 16, delay 8": Contender(_local_steps(delay=8), _EVERY, _EVERY),
     "LocalSteps every 16, delay 8, float16": Contender(
-        _local_steps(delay=8, message_dtype=torch.float16), _EVERY
+        _local_steps(delay=8, message_dtype=torch.float16), _EVERY, _EVERY
     ),
     # What decent-dp calls a ring has one peer that changes, too.
     "decent-dp ring (1 peer)": Contender(_decent_dp("ring")),

@@ -114,12 +114,21 @@ def time_round(benchmark: Benchmark, number: int, interface: str, sharing: int) 
     table = choose(benchmark.only)
     order = random.Random(f"{benchmark.seed} {number}").sample(list(table), len(table))
     link = Path("/sys/class/net", interface)
-    found = {name: _time_one(benchmark, table[name], link, sharing) for name in order}
+    # Where some iterations cost more than others only the mean counts all, so all are timed by it.
+    alike = not benchmark.straggler_ms and all(c.every == 1 for c in table.values())
+    middle = statistics.median if alike else statistics.mean
+    found = {name: _time_one(benchmark, table[name], middle, link, sharing) for name in order}
     gc.unfreeze()
     return [{"round": number, "contender": name, **found[name]} for name in table]
 
 
-def _time_one(benchmark: Benchmark, contender: Contender, interface: Path, sharing: int) -> Record:
+def _time_one(
+    benchmark: Benchmark,
+    contender: Contender,
+    middle: Callable[[list[float]], float],
+    interface: Path,
+    sharing: int,
+) -> Record:
     model, loss = make_model(benchmark.model, benchmark.sleep_seconds, benchmark.parameters)
     if benchmark.straggler_ms:
         loss = with_straggler(loss, benchmark.straggler_ms / 1e3, benchmark.seed)
@@ -147,8 +156,6 @@ def _time_one(benchmark: Benchmark, contender: Contender, interface: Path, shari
     gc.collect()
     gc.freeze()  # what is left are modules: no need to search them again
     step, wait, cpu, sent_each = _mean([s / benchmark.iterations for s in spent]).tolist()
-    # A delay hits some iterations more than others: then only the mean counts all of it.
-    middle = statistics.mean if benchmark.straggler_ms else statistics.median
     return {
         "seconds": middle(_mean(times).tolist()),
         "step_seconds": step,
