@@ -98,6 +98,7 @@ class Monitor:
         self._since, self._last = time.perf_counter(), -math.inf  # the first step has a record
         self._count, self._waited, self._sent = 0, 0.0, 0
         self._latest: Record | None = None
+        self._step = 0  # how many the run has taken
         atexit.register(self.close)
 
     def log(self, **values: float | Tensor) -> None:
@@ -126,7 +127,7 @@ class Monitor:
         self._warnings.close()
         if latest is not None:
             with contextlib.suppress(OSError):
-                self._write({**latest, "time": time.time(), "ended": True})
+                self._write({**latest, "time": time.time(), "step": self._step, "ended": True})
 
     def _attach(self, optimizer: Any) -> None:
         """Measure what mixing moves, in this runtime: members of an elastic run get new ones."""
@@ -138,7 +139,7 @@ class Monitor:
     def _stepped(self, optimizer: Any) -> None:
         """Runs after every step."""
         now, last = time.perf_counter(), optimizer.statistics
-        self._count += 1
+        self._count, self._step = self._count + 1, optimizer.steps
         self._waited, self._sent = self._waited + last.wait_seconds, self._sent + last.bytes_sent
         if self._mixing is None or self._mixing.runtime is not optimizer.runtime:
             self._attach(optimizer)
@@ -157,7 +158,7 @@ class Monitor:
             "node": network.node,
             "member": members[network.rank],
             "members": list(members),
-            "step": optimizer.steps,
+            "step": self._step,
             "total_steps": self._total,
             "lr": float(optimizer.param_groups[0]["lr"]),
             "step_seconds": span / count,

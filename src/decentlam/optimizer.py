@@ -397,6 +397,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
         self.runtime.check_between_steps("merge the nodes")
         self.runtime.recall_messages()
+        self.runtime.reshard()
         evaluation.average_(self.runtime.memory, model, self.network, self.runtime.rates)
         self.runtime.reshard()
 

@@ -121,6 +121,38 @@ def optimizer_of(model: nn.Module, method: str = "decentlam", **options: Any) ->
     return build(method, model, None, **{"mesh": mesh()["replicate"], "overlap": "none", **options})
 
 
+def beside_whole(method: str, **options: Any) -> float:
+    """Train nodes of shards and nodes of whole models; return how far apart they ever are."""
+    rank = dist.get_rank()
+    models = [shard(Net()), Net()]
+    options = {"mesh": mesh()["replicate"], "topology": "bipartite-random-match", **options}
+    first, second = (optimizer_of(model, method, **options) for model in models)
+    apart = 0.0
+    for step in range(20):
+        for optimizer, loss in (
+            (first, loss_of(models[0], rank, step)),
+            (second, node_loss(SHARDS, loss_of)(models[1], rank // SHARDS, step)),
+        ):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        flat = torch.cat([p.detach().reshape(-1) for p in models[1].parameters()])
+        apart = max(apart, (whole(models[0].parameters()) - flat).abs().max().item())
+    return apart
+
+
+OPTIONS = [
+    {"method": "decentlam", "message_dtype": torch.float16},
+    {"method": "adamw", "message_dtype": torch.bfloat16},
+    {"method": "decentlam", "shared_memory": True},
+]
+
+
+@scenarios.run(beside_whole, OPTIONS)
+def test_messages_of_16_bits_and_shared_memory_change_nothing(results: list[float]) -> None:
+    assert max(results) < 1e-12
+
+
 def clipped(max_norm: float) -> list[Tensor]:
     return trained("dmsgd", overlap="none", max_grad_norm=max_norm)
 
@@ -173,6 +205,7 @@ def looked_at() -> dict[str, Any]:
     """Average, measure and merge models that differ; forwards in between leave what FSDP gathers
     in memory, and must not be seen later."""
     rank, model = dist.get_rank(), shard(Net())
+    model.register_buffer("statistic", torch.tensor(float(rank)))
     optimizer = optimizer_of(model, topology=TOPOLOGIES["changing"])
     for step in range(3):
         optimizer.zero_grad()
@@ -183,8 +216,10 @@ def looked_at() -> dict[str, Any]:
     found: dict[str, Any] = {"own": own, "distance": optimizer.consensus_distance()}
     with optimizer.averaged(model):
         found["mean out"] = model(x).detach()
-        found["mean"] = whole(params_of(model))
-    assert torch.equal(model(x).detach(), own_out)
+        assert model.statistic == 1.5  # of all four processes
+    assert model.statistic == rank and torch.equal(model(x).detach(), own_out)
+    with optimizer.averaged(model):
+        found["mean"] = whole(model.parameters())
     model_reshard(model)
     assert torch.equal(whole(model.parameters()), own)
     optimizer.merge()
@@ -196,11 +231,6 @@ def looked_at() -> dict[str, Any]:
     optimizer.step()
     found["after"] = whole(model.parameters())
     return found
-
-
-def params_of(model: Any) -> list[Tensor]:
-    model_reshard(model)
-    return list(model.parameters())
 
 
 def model_reshard(model: Any) -> None:
@@ -358,7 +388,8 @@ def test_a_process_sends_and_holds_its_share(
     size = 2 * 64 * 64 * 4 // (SHARDS if sharded else 1)
     for sent, held in results:
         assert sent == size
-        assert held["parameters"] == held["state"] == held["messages"] == held["received"] == size
+        assert held["parameters"] == (2 * size if sharded else size)  # FSDP has its own
+        assert all(held[k] == size for k in ("gradients", "state", "messages", "received"))
 
 
 # Refusals ---------------------------------------------------------------------------------------

@@ -131,7 +131,8 @@ def in_terminal(directory: Path, console: Console, rounds: int | None = None) ->
                 live.update(Text(str(error)), refresh=True)
             if seen is not None:
                 live.update(_table(seen), refresh=True)
-            if run is not None and run.status != UNFINISHED:
+            ended = seen is not None and all(row["state"] == "ended" for row in seen["nodes"])
+            if ended or (run is not None and run.status != UNFINISHED):
                 return
             rounds = None if rounds is None else rounds - 1
             if rounds != 0:

@@ -517,12 +517,14 @@ class Runtime:
         """Make the parameters the mean of all nodes, until `train`; every process calls it."""
         if not self._evaluation.active:
             self.check_between_steps("average the model")
+            self.reshard()  # a forward may have gathered parameters
             self._evaluation.enter(self.memory, model, self.network, self.rates)
             self.reshard()
 
     def train(self) -> None:
         """Give the node its own parameters back."""
         if self._evaluation.active:
+            self.reshard()
             self._checks.reclaim()  # a trainer may have moved them meanwhile
             self._evaluation.leave()
             self.reshard()
@@ -541,6 +543,7 @@ class Runtime:
 
     def own_parameters(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the node has its own parameters although it is in evaluation."""
+        self.reshard()
         self._checks.reclaim()
         return self._evaluation.interrupted()
 
@@ -571,7 +574,7 @@ class Runtime:
         """Return the bytes that this process holds for training, by kind."""
         held = [exchange.memory_bytes() for exchange in self.exchanges.values()]
         return {
-            "parameters": sum(bucket.x.nbytes for bucket in self.buckets),
+            "parameters": sum(b.x.nbytes + sum(s.nbytes for s in b.shards) for b in self.buckets),
             "gradients": sum(bucket.gradient_bytes() for bucket in self.buckets),
             "state": sum(t.nbytes for bucket in self.buckets for t in bucket.state.values()),
             "messages": sum(b.nbytes for b in self._buffers) + sum(k["messages"] for k in held),

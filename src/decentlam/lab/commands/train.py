@@ -133,9 +133,9 @@ class TrainOptions:
         ),
     ] = False
     out: Annotated[Text, out_option("Run directory; default out/train/RECIPE-CHANGES.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = (
-        False
-    )
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out, or the newest.")
+    ] = False
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the run at a local address while it trains.")
     ] = False
