@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from decentlam.optim import DADmSGD as DADmSGD
     from decentlam.optim import DecentLaM as DecentLaM
     from decentlam.optim import DmSGD as DmSGD
+    from decentlam.optim import ExactDecentLaM as ExactDecentLaM
     from decentlam.optim import GTDmSGD as GTDmSGD
     from decentlam.optim import PmAdamW as PmAdamW
     from decentlam.optim import PmSGD as PmSGD
@@ -86,6 +87,7 @@ _HOME = {
     "DADmSGD": "decentlam.optim",
     "DecentLaM": "decentlam.optim",
     "DmSGD": "decentlam.optim",
+    "ExactDecentLaM": "decentlam.optim",
     "GTDmSGD": "decentlam.optim",
     "PmAdamW": "decentlam.optim",
     "PmSGD": "decentlam.optim",

@@ -32,7 +32,8 @@ class DecentLaM(DecentralizedOptimizer):
         momentum: beta.
         nesterov: Nesterov's momentum.
         options: See `OptimizerOptions`. `stable` is "auto" here: where the weights change with the
-            step, Algorithm 2 would diverge, and `SteadyDecentLaM` runs instead.
+            step, Algorithm 2 would diverge, and `ExactDecentLaM` runs instead, or `SteadyDecentLaM`
+            where that is calmer.
 
     When not: at learning rates near the edge of stability on weights with negative eigenvalues;
     `decentlam.growth` with `lr` and `curvature` knows before training. Where all nodes see the same
@@ -58,6 +59,40 @@ class DecentLaM(DecentralizedOptimizer):
     ) -> None:
         options.setdefault("stable", "auto")
         super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
+
+
+@show_options()
+class ExactDecentLaM(DecentralizedOptimizer):
+    """DecentLaM without bias, for weights that change with the step: each node learns by how much
+    its gradient differs from the others'.
+
+        u = lr g - y;    z = x - u - beta v;    x+ = W z
+        v+ = beta v + u + (z - x+) / 2;    y+ = y - (z - x+) / 20
+
+    Args:
+        params: Parameters or param groups.
+        lr: The learning rate.
+        momentum: beta.
+        nesterov: Nesterov's momentum.
+        options: See `OptimizerOptions`.
+
+    When not: on weights that return only after many steps, such as a one-peer hypercube of 16 nodes
+    or more; `DecentLaM` knows where.
+
+    >>> import torch, decentlam
+    >>> model = torch.nn.Linear(3, 1)
+    >>> opt = decentlam.ExactDecentLaM(model.parameters(), lr=0.1, topology="two-random-matches")
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(params, algorithms.ExactDecentLaM(momentum, nesterov), lr, **options)
 
 
 @show_options(stable="auto")

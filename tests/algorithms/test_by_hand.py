@@ -114,6 +114,16 @@ def test_decentlam_around_lr_zero_by_hand() -> None:
     assert by_hand("decentlam", 3, lr=lr) == [1.5, 2.5]
 
 
+def test_exact_decentlam_by_hand() -> None:
+    # step 1: u = (2, 0), v = y = 0; z = (-2, 8); x = (0.5, 5.5); t = z - x = (-2.5, 2.5)
+    #         v = (2, 0) + t / 2 = (0.75, 1.25); y = -t / 20 = (0.125, -0.125)
+    # step 2: u = (1.875, 0.125); z = (0.5 - 1.875 - 0.375, 5.5 - 0.125 - 0.625) = (-1.75, 4.75)
+    #         x = (-1.3125 + 1.1875, -0.4375 + 3.5625); t = (-1.625, 1.625)
+    # The mean takes the steps of momentum SGD: 4 - 1 = 3, then 3 - 1.5.
+    assert by_hand("decentlam-exact", 1) == [0.5, 5.5]
+    assert by_hand("decentlam-exact", 2) == [-0.125, 3.125]
+
+
 def test_steady_decentlam_by_hand() -> None:
     # step 1: v = (2, 0), z = (-2, 8), x = W z = (0.5, 5.5) as DSGD, d = z - x = (-2.5, 2.5)
     #         s = d / 4 = (-0.625, 0.625); v + s / 2 + d / 2 = (0.4375, 1.5625)

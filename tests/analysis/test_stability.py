@@ -125,7 +125,7 @@ def test_the_stable_form_of_decentlam_shrinks_disagreement_where_algorithm_2_may
 
 
 @pytest.mark.parametrize("n", [4, 7, 16])
-@pytest.mark.parametrize("name", ["decentlam", "adamw"])
+@pytest.mark.parametrize("name", ["decentlam-steady", "adamw"])
 def test_two_random_pairings_shrink_disagreement_more_than_one(name: str, n: int) -> None:
     one, two = (
         growth(name, topology, 0.9, num_nodes=n, stable="auto")
@@ -398,9 +398,11 @@ def test_auto_takes_the_steady_form_where_the_asked_one_is_calm_but_biased() -> 
     method = algorithms.DecentLaM(0.9, nesterov=True)
     pairs = bipartite_random_match(4)
     assert growth_rate(method, pairs).value < growth_rate(method.steady()[0], pairs).value
-    assert relative_bias(method, pairs) > 20 > 2 > relative_bias(method.steady()[0], pairs)
+    exact, steady = method.steady()[:2]
+    assert relative_bias(method, pairs) > 20 > 2 > relative_bias(steady, pairs) > 1
+    assert relative_bias(exact, pairs) < 1e-9
     chosen, _, note = choose(method, pairs, "auto")
-    assert chosen in method.steady()
+    assert chosen == steady
     assert note is not None and "1.24 times" in note and "26.2 times" in note
     two = bipartite_random_match(2)
     assert choose(method, two, "auto") == (method, two, None)
@@ -426,6 +428,62 @@ def test_nesterov_on_negative_eigenvalues_is_cured() -> None:
         for a in (chosen, algorithms.DSGD())
     ]
     torch.testing.assert_close(fixed[0], fixed[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [8, 64])
+def test_auto_takes_the_exact_form_where_nodes_average_with_two_others(n: int) -> None:
+    for name, kind in (
+        ("two-random-matches", algorithms.ExactDecentLaM),
+        ("bipartite-random-match", algorithms.SteadyDecentLaM),
+        ("one-peer-hypercube", algorithms.SteadyDecentLaM),
+    ):
+        form, network, _ = choose(algorithms.DecentLaM(0.9), resolve(name, n), "auto")
+        assert isinstance(form, kind) and network.name == name
+    assert growth("decentlam-exact", one_peer_hypercube(64), 0.9) > 1.1
+
+
+@pytest.mark.parametrize("topology", [ring(8), mesh(12), complete(4)], ids=repr)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_exact_growth_is_the_radius_of_its_matrix(topology: Topology, beta: float) -> None:
+    largest = 0.0
+    for w in sorted(topology.eigenvalues(0).tolist())[:-1]:
+        # (x, v, y) to (x, v, y) with z = x - beta v + y, t = (1 - w) z
+        z = np.array([1.0, -beta, 1.0])
+        t = (1 - w) * z
+        rows = [w * z, np.array([0, beta, -1.0]) + t / 2, np.array([0, 0, 1.0]) - t / 20]
+        largest = max(largest, np.abs(np.linalg.eigvals(np.stack(rows))).max())
+    assert growth("decentlam-exact", topology, beta) == pytest.approx(largest, rel=1e-6)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize("name", ["bipartite-random-match", "two-random-matches"])
+def test_the_exact_form_is_calm_for_every_momentum_on_random_pairs(name: str, beta: float) -> None:
+    for n in (3, 8, 64):
+        assert growth_rate(algorithms.ExactDecentLaM(beta), resolve(name, n)).high < 0.97
+
+
+def test_the_exact_form_leaves_no_bias_on_random_pairs() -> None:
+    targets = torch.eye(8, 3, dtype=torch.float64)
+    scale = torch.linspace(0.2, 3.0, 8, dtype=torch.float64)[:, None]
+    best = (scale * targets).sum(0) / scale.sum()
+    for name, bound in (("decentlam-exact", 1e-9), ("decentlam-steady", math.inf)):
+        x = simulate(
+            name,
+            PAIRS,
+            torch.zeros(8, 3, dtype=torch.float64),
+            lambda x, k: scale * (x - targets),
+            0.1,
+            2000,
+            momentum=0.9,
+        )
+        off = (x - best).abs().max().item()
+        assert off < bound
+    assert off > 0.05  # the steady form's
+
+
+def test_d2_becomes_the_exact_form_on_random_pairs_where_that_is_calmer() -> None:
+    chosen = choose(algorithms.D2DmSGD(0.9), bipartite_random_match(16), "auto")[0]
+    assert chosen == algorithms.ExactDecentLaM(0.9)
 
 
 def test_a_method_without_steady_form_is_cured_by_lazy_weights() -> None:

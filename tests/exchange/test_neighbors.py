@@ -49,7 +49,15 @@ STEPS = 4  # SlowMo averages exactly in the third
 AVERAGED = ("pmsgd", "pmsgd-lars", "pmadamw")  # exactly, by everyone: no neighbors
 PAIRS = "bipartite-random-match"
 # Methods that differ in kind.
-KINDS = ("dmsgd", "awc-dmsgd", "slowmo", "decentlam", "decentlam-steady", "gt-dmsgd")
+KINDS = (
+    "dmsgd",
+    "awc-dmsgd",
+    "slowmo",
+    "decentlam",
+    "decentlam-exact",
+    "decentlam-steady",
+    "gt-dmsgd",
+)
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -365,7 +373,13 @@ def not_finite(method: str, bad: float) -> tuple[str, bool]:
         return said, bool(torch.isfinite(flat(model)).all())
 
 
-SYMMETRIC = ("d2-dmsgd", "decentlam", "decentlam-steady", "adamw")  # others may be directed
+SYMMETRIC = (
+    "d2-dmsgd",
+    "decentlam",
+    "decentlam-exact",
+    "decentlam-steady",
+    "adamw",
+)  # others may be directed
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {}
 for number, method in enumerate(CLASSES):
     CASES[f"{method} ring"] = (4, method, {"overlap": number % 2 == 0})
@@ -608,7 +622,7 @@ FAKE = [
     *((method, "backward", "decay") for method in ("dsgd", "decentlam", "pmsgd-lars")),
     *(
         (method, "backward", "float16")
-        for method in ("dmsgd", "decentlam", "decentlam-steady", "adamw")
+        for method in ("dmsgd", "decentlam", "decentlam-exact", "decentlam-steady", "adamw")
     ),
     *((method, "backward", "bfloat16") for method in ("awc-dmsgd", "decentlam", "gt-dmsgd")),
     *((method, "auto", "nodes") for method in (*KINDS, "pmsgd", "adamw")),

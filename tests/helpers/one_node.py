@@ -24,6 +24,7 @@ CONSTRUCTORS: dict[str, tuple[Factory, dict[str, Any]]] = {
     "QGDmSGD": (decentlam.QGDmSGD, {}),
     "D2DmSGD": (decentlam.D2DmSGD, {}),
     "DecentLaM": (decentlam.DecentLaM, {}),
+    "ExactDecentLaM": (decentlam.ExactDecentLaM, {}),
     "SteadyDecentLaM": (decentlam.SteadyDecentLaM, {}),
     "GTDmSGD": (decentlam.GTDmSGD, {}),
 }

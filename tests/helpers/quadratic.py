@@ -24,6 +24,7 @@ CLASSES = {
     "qg-dmsgd": decentlam.QGDmSGD,
     "d2-dmsgd": decentlam.D2DmSGD,
     "decentlam": decentlam.DecentLaM,
+    "decentlam-exact": decentlam.ExactDecentLaM,
     "decentlam-steady": decentlam.SteadyDecentLaM,
     "gt-dmsgd": decentlam.GTDmSGD,
     "adamw": decentlam.AdamW,

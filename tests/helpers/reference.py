@@ -138,6 +138,26 @@ def decentlam_steady(run: Run) -> Iterator[Array]:
         yield x
 
 
+def decentlam_exact(run: Run) -> Iterator[Array]:
+    """Momentum SGD along g less what it has of its own, q = y / gamma, which mixing tells."""
+    x, m, q = run.x0, np.zeros_like(run.x0), np.zeros_like(run.x0)
+    moved = None
+    for k in run:
+        gamma, g, W = run.gamma(k), run.g(x, k), run.W(k)
+        if gamma == 0:
+            moved = x - W @ x
+            x = W @ x
+        else:
+            if moved is not None:
+                m, q, moved = moved / (2 * gamma), -moved / (20 * gamma), None
+            m = run.beta * m + (g - q)
+            z = x - gamma * run.ahead(g - q, m)
+            x = W @ z
+            m = m + (z - x) / (2 * gamma)
+            q = q - (z - x) / (20 * gamma)
+        yield x
+
+
 def gt_dmsgd(run: Run) -> Iterator[Array]:
     """Momentum along y, which sums up the changes of all gradients."""
     x, m, mixed_y, last_g = run.x0, *(np.zeros_like(run.x0) for _ in range(3))
@@ -252,6 +272,7 @@ RECURSIONS: dict[str, Callable[[Run], Iterator[Array]]] = {
     "qg-dmsgd": qg_dmsgd,
     "d2-dmsgd": d2_dmsgd,
     "decentlam": decentlam,
+    "decentlam-exact": decentlam_exact,
     "decentlam-steady": decentlam_steady,
     "gt-dmsgd": gt_dmsgd,
 }

@@ -34,6 +34,7 @@ METHODS: list[tuple[str, dict]] = [
     ("qg-dmsgd", {"mu": 0.3}),
     ("d2-dmsgd", {}),
     ("decentlam", {}),
+    ("decentlam-exact", {}),
     ("decentlam-steady", {}),
     ("decentlam-steady", {"mu": 0.5, "share": 0.25}),
     ("gt-dmsgd", {}),

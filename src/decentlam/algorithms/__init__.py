@@ -1,4 +1,4 @@
-"""What a node computes: the ten methods of the paper and four of ours, one file each."""
+"""What a node computes: the ten methods of the paper and five of ours, one file each."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from decentlam.algorithms.da_dmsgd import DADmSGD as DADmSGD
 from decentlam.algorithms.decentlam import DecentLaM as DecentLaM
 from decentlam.algorithms.dmsgd import DmSGD as DmSGD
 from decentlam.algorithms.dsgd import DSGD as DSGD
+from decentlam.algorithms.exact import ExactDecentLaM as ExactDecentLaM
 from decentlam.algorithms.gt_dmsgd import GTDmSGD as GTDmSGD
 from decentlam.algorithms.pmadamw import PmAdamW as PmAdamW
 from decentlam.algorithms.pmsgd import PmSGD as PmSGD
@@ -46,6 +47,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "qg-dmsgd": QGDmSGD,
     "d2-dmsgd": D2DmSGD,
     "decentlam": DecentLaM,
+    "decentlam-exact": ExactDecentLaM,
     "decentlam-steady": SteadyDecentLaM,
     "gt-dmsgd": GTDmSGD,
     "adamw": AdamW,

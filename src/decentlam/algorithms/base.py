@@ -123,6 +123,12 @@ class Algorithm(ABC):
         return False
 
     @property
+    def balanced(self) -> tuple[str, ...]:
+        """The buffers that add up over the nodes: a sum of theirs is zero, and the mean model is
+        right only while it is. They begin anew when the members of a run change."""
+        return ()
+
+    @property
     def averaged_state(self) -> str | None:
         """The name of a state tensor of positive numbers that is averaged, too, if there is one.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.exact import ExactDecentLaM
 from decentlam.algorithms.momentum import momentum
 from decentlam.algorithms.pmsgd import PmSGD
 
@@ -29,6 +30,14 @@ class D2DmSGD(Algorithm):
     @property
     def needs_symmetric(self) -> bool:
         return True
+
+    @property
+    def balanced(self):
+        return ("c",)
+
+    def steady(self):
+        """Return the form that is as exact, and forgets more slowly what mixing moved."""
+        return (ExactDecentLaM(self.beta, self.nesterov),)
 
     def alone(self):
         return PmSGD(self.beta, self.nesterov)

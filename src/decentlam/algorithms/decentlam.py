@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.exact import ExactDecentLaM
 from decentlam.algorithms.pmsgd import PmSGD
 from decentlam.algorithms.steady import SteadyDecentLaM
 
@@ -31,8 +32,8 @@ class DecentLaM(Algorithm):
         return True
 
     def steady(self):
-        form = SteadyDecentLaM(self.beta, self.nesterov)
-        return (form, *form.steady())
+        biased = SteadyDecentLaM(self.beta, self.nesterov)
+        return (ExactDecentLaM(self.beta, self.nesterov), biased, *biased.steady())
 
     def alone(self):
         return PmSGD(self.beta, self.nesterov)

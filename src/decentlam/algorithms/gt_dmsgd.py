@@ -32,6 +32,10 @@ class GTDmSGD(Algorithm):
     def payloads(self, index):
         return 2
 
+    @property
+    def balanced(self):
+        return ("c", "previous")
+
     def alone(self):
         return PmSGD(self.beta, self.nesterov)
 

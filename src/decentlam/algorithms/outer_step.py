@@ -34,6 +34,10 @@ class OuterStep(Algorithm):
         return self.method.needs_symmetric
 
     @property
+    def balanced(self) -> tuple[str, ...]:
+        return self.method.balanced
+
+    @property
     def averaged_state(self) -> str | None:
         return self.method.averaged_state
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import io
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentlam.algorithms import Reach
+from decentlam.algorithms import Algorithm, Reach, State
 from decentlam.data import Place
 from decentlam.elastic import membership as memberships
 from decentlam.elastic.membership import Membership
@@ -180,6 +180,8 @@ class Recovery:
         takes, gives = run.me in generation.takers, run.me == generation.source
         for group in self._groups:
             group["step"] = generation.step
+        if generation.number > 0:
+            begin_anew(runtime.algorithm, [bucket.state for bucket in runtime.buckets])
         if not takes and not (gives and generation.takers):
             return
         key = f"groups/{generation.number}"
@@ -209,6 +211,13 @@ class Recovery:
             if more:
                 take_state(more)
             run.has_state = True
+
+
+def begin_anew(algorithm: Algorithm, states: Iterable[State]) -> None:
+    """Clear what adds up to zero only over the members there were."""
+    for state in states:
+        for name in algorithm.balanced:
+            state[name].zero_()
 
 
 def _position_of(its: weakref.ref[Recovery]) -> Callable[[], int]:

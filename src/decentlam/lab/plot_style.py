@@ -27,6 +27,7 @@ _STYLES: dict[str, tuple[str, str, Any, str]] = {
     "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1)), ">"),
     "gt-dmsgd": ("GT-DmSGD", "#DDAA33", (0, (5, 1, 1, 1)), "<"),
     "decentlam": ("DecentLaM", "#332288", "-", "o"),
+    "decentlam-exact": ("DecentLaM (exact)", "#5599DD", (0, (3, 1, 1, 1)), "p"),
     "decentlam-steady": ("DecentLaM (steady)", "#6655CC", (0, (4, 1)), "h"),
 }
 

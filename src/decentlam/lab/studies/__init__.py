@@ -10,6 +10,7 @@ from decentlam.lab.studies import (
     runtime,
     speedup,
     text,
+    unlike,
 )
 from decentlam.lab.studies.study import Study
 
@@ -23,4 +24,5 @@ STUDIES: dict[str, Study] = {
     "detection": detection.STUDY,
     "runtime": runtime.STUDY,
     "text": text.STUDY,
+    "unlike": unlike.STUDY,
 }

@@ -11,7 +11,7 @@ _MOMENTUM_POWER = {  # of 1/(1-beta) in the inconsistency bias
     "decentlam": 0,  # Proposition 3, equation (18)
     "decentlam-steady": 0,  # the same fixed point
 }
-_UNBIASED = ("pmsgd", "d2-dmsgd", "gt-dmsgd")
+_UNBIASED = ("pmsgd", "d2-dmsgd", "decentlam-exact", "gt-dmsgd")
 
 
 def inconsistency_bias(method: str, lr: float, beta: float, rho: float, b2: float) -> float:

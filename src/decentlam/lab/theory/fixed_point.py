@@ -11,7 +11,8 @@ with its own C, a function of W and beta:
     dmsgd                        W / (1-beta)            proof of Proposition 2
     da-dmsgd                     W (I - beta W)^-1       m = W (beta m + g) at rest
     awc-dmsgd                    I / (1-beta)
-    d2-dmsgd, gt-dmsgd, pmsgd    0, so that x_i = x*
+    d2-dmsgd, decentlam-exact    0, so that x_i = x*
+    gt-dmsgd, pmsgd              0
 
 SlowMo has no such equation: its models keep moving inside a window of tau steps.
 """
@@ -31,6 +32,7 @@ _METHODS = (
     "d2-dmsgd",
     "da-dmsgd",
     "decentlam",
+    "decentlam-exact",
     "decentlam-steady",
     "dmsgd",
     "dsgd",
@@ -156,7 +158,12 @@ def _static_weights(method: str, topology: Topology, quadratic: Quadratic) -> Te
             f"{topology!r} has {topology.num_nodes} nodes, but there are {quadratic.num_nodes} "
             "functions; give one per node"
         )
-    directed = method not in ("decentlam", "decentlam-steady", "d2-dmsgd")
+    directed = method not in (
+        "decentlam",
+        "decentlam-exact",
+        "decentlam-steady",
+        "d2-dmsgd",
+    )
     if not directed and not topology.symmetric:
         raise ValueError(
             f"{method} needs symmetric weights; {topology!r} is directed. "

@@ -1,0 +1,59 @@
+"""DecentLaM without bias on weights that change: an integral takes each node's own pull away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decentlam.algorithms.base import Algorithm, check_between
+from decentlam.algorithms.pmsgd import PmSGD
+
+AT_ONCE = 1 / 2  # of what mixing takes away, into the velocity
+INTEGRAL = 1 / 20  # of it, into the correction
+
+
+@dataclass(frozen=True)
+class ExactDecentLaM(Algorithm):
+    """u = lr g - y;  z = x - u - beta v;  x+ = W z
+    v+ = beta v + u + (z - x+) / 2;  y+ = y - (z - x+) / 20
+
+    Where nodes see different data, lr g differs between them at every step. y learns by how much
+    from what mixing takes away, so that u is nearly the same on all nodes. Mixing keeps the node
+    average: y is zero in the mean, and the mean takes the very steps of momentum SGD. Models that
+    rest have z = x+, v = 0 and u = 0: they agree, and no bias is left. docs/stability.md derives
+    the two constants, which suit every momentum and number of nodes that is usual.
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+    buffers = ("v", "y")
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+
+    @property
+    def needs_symmetric(self) -> bool:
+        return True
+
+    @property
+    def balanced(self):
+        return ("y",)
+
+    def alone(self):
+        return PmSGD(self.beta, self.nesterov)
+
+    def message(self, x, g, state, step):
+        kept, now = self.beta * step.lr_ratio, 1.0
+        if self.nesterov:
+            kept, now = self.beta * kept, 1 + self.beta
+        ahead = torch.sub(x, g, alpha=now * step.lr).sub_(state["v"], alpha=kept)
+        return ahead.add_(state["y"], alpha=now * step.lr_ratio)
+
+    def update(self, x, g, mixed, state, step):
+        v, y, ratio = state["v"], state["y"], step.lr_ratio
+        taken = self.message(x, g, state, step).sub_(mixed)
+        v.mul_(self.beta * ratio).add_(g, alpha=step.lr).sub_(y, alpha=ratio)
+        v.add_(taken, alpha=AT_ONCE)
+        y.mul_(ratio).sub_(taken, alpha=INTEGRAL)
+        x.copy_(mixed)

@@ -1,0 +1,260 @@
+"""Unlike data at equal bytes: DecentLaM's forms and the all-reduce over a dozen settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from decentlam.lab import schedules
+from decentlam.lab.data import Batches, load, split
+from decentlam.lab.data.memory import InMemory
+from decentlam.lab.studies.accuracy import FASHION
+from decentlam.lab.studies.common import scores, seeds_from
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.simulation.simulate import Nodes
+
+HIDDEN = 64
+TWO = "two-random-matches"
+RATES = (0.05, 0.1, 0.2, 0.4)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods of a row of the table are trained on."""
+
+    data: str = "fashion-mnist"
+    shards: str = "label-sorted"
+    batch: int = 8000
+    schedule: str = "cosine"
+    nodes: int = 8
+    topology: str = "bipartite-random-match"
+    rates: tuple[float, ...] = RATES
+
+    @property
+    def steps(self) -> int:
+        return {8000: 140, 2000: 200, 512: 300}.get(self.batch, 40)
+
+
+_CIFAR = "cifar10"
+SETTINGS = (
+    Setting(),
+    Setting(rates=(0.4,)),
+    Setting(schedule="constant"),
+    Setting(batch=2000),
+    Setting(batch=512),
+    Setting(shards="dirichlet:0.1"),
+    Setting(shards="iid"),
+    Setting(nodes=16),
+    Setting(topology="one-peer-hypercube"),
+    Setting(topology="ring"),
+    Setting(data=_CIFAR),
+    Setting(data=_CIFAR, batch=2000, schedule="constant"),
+    Setting(data=_CIFAR, shards="dirichlet:0.1", batch=2000, nodes=16),
+)
+# Two peers in 16 bits send the bytes of one whole message.
+METHODS = (
+    ("pmsgd", None),
+    ("decentlam-steady", None),
+    ("decentlam-exact", None),
+    ("decentlam-steady", TWO),
+    ("decentlam-exact", TWO),
+)
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """The rate of each method is the best of a grid on the first seed; all seeds are shown."""
+
+    settings: tuple[Setting, ...] = SETTINGS
+    methods: tuple[tuple[str, str | None], ...] = METHODS
+    momentum: float = 0.9
+    seeds: tuple[int, ...] = (0, 1, 2)
+    data_path: str | None = None  # of CIFAR-10
+
+
+def recipe(
+    nodes: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    data: str = FASHION,
+    data_path: str | None = None,
+) -> Unlike:
+    """Without the path of CIFAR-10 the settings with it are left out."""
+    if data not in (FASHION, _CIFAR):
+        raise ValueError(f"unlike is about {FASHION} and {_CIFAR}; got {data}")
+    if quick:
+        small = Setting("digits", batch=128, nodes=nodes or 8, rates=(0.1, 0.4))
+        return Unlike((small,), seeds=seeds_from(seed, 2))
+    settings = tuple(s for s in SETTINGS if s.data != _CIFAR or data_path)
+    return Unlike(settings, seeds=seeds_from(seed, 3), data_path=data_path)
+
+
+def run(setting: Unlike, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
+    """Return a record per training; those in runs.jsonl are not repeated."""
+    file = directory / "runs.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    known = {_key(r): r for r in map(json.loads, lines)}
+    most = sum(len(s.rates) + len(setting.seeds) - 1 for s in setting.settings)
+    total, done, records = most * len(setting.methods), 0, []
+
+    def one(case: Setting, method: str, topology: str | None, lr: float, seed: int) -> Record:
+        nonlocal done
+        told = {name: v for name, v in asdict(case).items() if name != "rates"}
+        told |= {"method": method, "topology": topology or case.topology, "lr": lr, "seed": seed}
+        if _key(told) not in known:
+            found = train(case, method, topology, lr, seed, setting)
+            known[_key(told)] = told | found
+            with file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(told | found) + "\n")
+        done += 1
+        tick(done, total, f"{case.data} {case.shards} {method}")
+        return {
+            **known[_key(told)],
+            "row": setting.settings.index(case),
+            "large": len(case.rates) == 1,
+        }
+
+    for case in setting.settings:
+        for method, topology in setting.methods:
+            first = [one(case, method, topology, lr, setting.seeds[0]) for lr in case.rates]
+            best = max(
+                first, key=lambda r: -1 if r["averaged_top1"] is None else r["averaged_top1"]
+            )
+            rest = [one(case, method, topology, best["lr"], s) for s in setting.seeds[1:]]
+            records += [{**r, "chosen": r is best} for r in first]
+            records += [{**r, "chosen": True} for r in rest]
+    return records
+
+
+def _key(record: Record) -> str:
+    scored = ("averaged_top1", "nodes_top1", "row", "large", "chosen")
+    return json.dumps({k: v for k, v in record.items() if k not in scored}, sort_keys=True)
+
+
+@cache
+def _pooled(name: str, path: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return training and test images, averaged over 2 x 2 pixels (4 x 4 of CIFAR), and labels."""
+    data = load(name, path)
+    assert isinstance(data, InMemory)
+    window = 4 if name == _CIFAR else 2
+    mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
+
+    def inputs(images: Tensor) -> Tensor:
+        parts = [F.avg_pool2d((p / 255 - mean) / std, window) for p in images.split(5000)]
+        return torch.cat(parts).flatten(1)
+
+    return inputs(data.images), data.labels, inputs(data.test_images), data.test_labels
+
+
+def train(
+    case: Setting, method: str, topology: str | None, lr: float, seed: int, setting: Unlike
+) -> Record:
+    """Train one hidden layer on every node; return both accuracies, None if it diverges."""
+    x, labels, test, test_labels = _pooled(
+        case.data, setting.data_path if case.data == _CIFAR else None
+    )
+    n, steps = case.nodes, case.steps
+    batches = Batches(split(labels, n, case.shards, seed), case.batch // n, seed)
+    sizes = [(HIDDEN, x.shape[1]), (HIDDEN,), (int(labels.max()) + 1, HIDDEN)]
+    sizes.append(sizes[2][:1])
+    generator = torch.Generator().manual_seed(seed)
+    bounds = [x.shape[1] ** -0.5] * 2 + [HIDDEN**-0.5] * 2
+    start = [
+        (2 * torch.rand(s, generator=generator) - 1) * b for s, b in zip(sizes, bounds, strict=True)
+    ]
+    flat = torch.cat([p.flatten() for p in start]).expand(n, -1)
+    nodes = Nodes(method, topology or case.topology, flat, setting.momentum)
+    rate = schedules.factor(case.schedule, steps, steps / 10)
+    for k in range(steps):
+        chosen = torch.stack([batches.indices(k, node) for node in range(n)])
+        models = nodes.x.detach().requires_grad_()
+        logits = _forward(models, sizes, x[chosen])
+        F.cross_entropy(logits.flatten(0, 1), labels[chosen].flatten()).mul(n).backward()
+        assert models.grad is not None
+        if not math.isfinite(models.grad.sum().item()):
+            return {"averaged_top1": None, "nodes_top1": None}
+        nodes.step(models.grad, lr * rate(k))
+    with torch.no_grad():
+        every = torch.cat([nodes.x.mean(0, keepdim=True), nodes.x])
+        guessed = _forward(every, sizes, test.expand(n + 1, -1, -1)).argmax(-1)
+        right = (guessed == test_labels).double().mean(1).tolist()
+    return {"averaged_top1": right[0], "nodes_top1": fmean(right[1:])}
+
+
+def _forward(models: Tensor, sizes: Sequence[tuple[int, ...]], inputs: Tensor) -> Tensor:
+    parts = models.split([math.prod(s) for s in sizes], dim=1)
+    w, b, last, offset = (p.view(len(models), *s) for p, s in zip(parts, sizes, strict=True))
+    hidden = torch.baddbmm(b[:, None], inputs, w.transpose(1, 2)).relu()
+    return torch.baddbmm(offset[:, None], hidden, last.transpose(1, 2))
+
+
+def table(records: Sequence[Record]) -> list[Record]:
+    """Return a row per setting: averaged / nodes of every method, in percent."""
+    rows = []
+    for number in sorted({r["row"] for r in records}):
+        mine = [r for r in records if r["row"] == number]
+        one = mine[0]
+        row: Record = {
+            "data": one["data"],
+            "shards": one["shards"],
+            "batch": one["batch"],
+            "lr": one["schedule"] + (f" {one['lr']:g}" if one["large"] else ""),
+            "nodes": one["nodes"],
+            "network": next((r["topology"] for r in mine if r["topology"] != TWO), TWO),
+        }
+        for name, found in _by_method(mine).items():
+            shown = [r for r in found if r["chosen"]]
+            cells = [scores(shown, key) for key in ("averaged_top1", "nodes_top1")]
+            lost = len(shown) - len(cells[0])
+            row[name] = " / ".join(f"{fmean(c):.1f}" for c in cells) if cells[0] else "diverges"
+            row[name] += f", {lost} diverge" if lost and cells[0] else ""
+        rows.append(row)
+    return rows
+
+
+def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for r in records:
+        name = r["method"] + (", two pairs" if r["topology"] == TWO else "")
+        found.setdefault(name, []).append(r)
+    return found
+
+
+def notes(setting: Unlike, records: Sequence[Record]) -> list[str]:
+    ends = [max(s.rates) for s in setting.settings]
+    high = sum(
+        r["chosen"]
+        and r["seed"] == setting.seeds[0]
+        and r["lr"] == ends[r["row"]]
+        and not r["large"]
+        for r in records
+    )
+    chosen = sum(r["chosen"] and r["seed"] == setting.seeds[0] and not r["large"] for r in records)
+    return [
+        f"Top-1 on the test set in %, averaged / nodes, mean of seeds "
+        f"{', '.join(map(str, setting.seeds))}; images pooled to 14 x 14 (CIFAR-10 8 x 8), one "
+        f"hidden layer of {HIDDEN}, momentum {setting.momentum:g}, a tenth of the steps warms up; "
+        "140 steps of 8,000, 200 of 2,000, 300 of 512 samples.",
+        f"Each method has the best of lr {', '.join(f'{r:g}' for r in RATES)} on seed "
+        f"{setting.seeds[0]}; {high} of {chosen} choices are the highest.",
+        "Two pairs in 16 bits have the bytes of one whole message. An all-reduce sends "
+        "2 (n - 1) / n messages, with 16 bits half of that: 0.875 with 8 nodes.",
+    ]
+
+
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    return {}
+
+
+_SUMMARY = "nodes that see unlike data: DecentLaM's forms beside the all-reduce, at equal bytes"
+STUDY = Study("unlike", _SUMMARY, recipe, run, table, notes, figures, resumable=True)
