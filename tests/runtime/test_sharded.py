@@ -99,6 +99,7 @@ CASES = [
 ]
 
 
+@pytest.mark.system
 @parity.run(trained, CASES)
 def test_two_nodes_of_two_shards_are_two_whole_nodes(
     results: list[list[Tensor]], method: str, topology: str
