@@ -51,7 +51,7 @@ test-ray: $(FRAMEWORKS) ## run the tests with Ray Train
 	$(BIN)/python -m pytest -q tests/integrations -k ray
 
 fuzz: $(READY) ## 2,000 inputs that nobody meant, none of which may end in a traceback
-	$(BIN)/python tests/fuzzing.py --inputs 2000
+	$(BIN)/python -m tests.fuzzing --inputs 2000
 
 lint: $(READY) ## check style, formatting and types; changes nothing
 	$(BIN)/ruff check $(PATHS)
