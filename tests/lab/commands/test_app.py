@@ -127,7 +127,6 @@ def test_unknown_names_exit_2_and_list_the_valid_ones(arguments: tuple[str, ...]
         (("topology", "ring", "--steps", "0"), "steps must be 1 or more"),
         (("simulate", "decentlam", "exponential"), "needs symmetric weights"),
         (("simulate", "dmsgd", "ring", "--momentum", "2"), "momentum must be in"),
-        (("reproduce", "speedup", "--nodes", "1"), "try 32"),
         (("reproduce", "bias", "--nodes", "3"), "4 nodes or more"),
         (("reproduce", "regression", "--seed", "-1"), "seed must be"),
         (("reproduce", "bias", "--data", "cifar10"), "bias reads no data"),

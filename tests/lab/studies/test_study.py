@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from decentlam.lab.studies import STUDIES
-from decentlam.lab.studies.study import fitted_slope, markdown, perform, plain
+from decentlam.lab.studies.study import markdown, perform, plain
 
 PNG = b"\x89PNG\r\n"
 
@@ -31,6 +31,5 @@ def test_a_run_directory_holds_recipe_records_table_and_figures(tmp_path: Path):
 
 
 def test_helpers():
-    assert fitted_slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
     assert markdown([{"a_b": 1.23456, "c": None}]) == "| a b | c |\n| --- | --- |\n| 1.235 | - |\n"
     assert plain({"x": (float("nan"), 1)}) == {"x": [None, 1]}

@@ -27,9 +27,7 @@ def reproduce(
     ],
     out: Annotated[str | None, out_option("Run directory; default out/STUDY.")] = None,
     seed: Seed = 0,
-    nodes: Annotated[
-        int | None, typer.Option("-n", "--nodes", help="Nodes; in speedup, the most.")
-    ] = None,
+    nodes: Annotated[int | None, typer.Option("-n", "--nodes", help="Number of nodes.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps and points.")] = False,
     data: Annotated[
         str | None, typer.Option(help="Train on this instead of Fashion-MNIST.")

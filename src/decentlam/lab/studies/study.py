@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from decentlam.lab.plot_style import save
@@ -90,8 +89,3 @@ def markdown(rows: Sequence[Record]) -> str:
     head = [key.replace("_", " ") for key in rows[0]]
     lines = [head, ["---"] * len(head), *([show(value) for value in row.values()] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def fitted_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the power p of y ~ x^p, by least squares on the logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
