@@ -23,7 +23,6 @@ from decentlam.lab.schedules import SCHEDULES
 from decentlam.topology import Topology, resolve
 
 PRECISIONS = ("float32", "bfloat16", "float64")
-BATCH_NORMS = ("average", "estimate")
 # What can be trained, and on what.
 TASKS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "classification": (DATASETS, MODELS),
@@ -54,7 +53,6 @@ class Recipe:
     lr: float = 0.05  # for the whole batch, already scaled
     momentum: float = 0.9
     weight_decay: float = 0.0
-    nesterov: bool = False
     stable: str = "auto"  # what to do where momentum and changing weights diverge
     hyper: tuple[tuple[str, Any], ...] = ()  # of the method, such as ("mu", 0.5)
     schedule: str = "constant"
@@ -62,7 +60,6 @@ class Recipe:
     warmup_from: float = 0.0  # warm-up starts at this share of lr
     seed: int = 0
     precision: str = "float32"
-    batch_norm: str = "average"  # where the averaged model's statistics come from
     evaluate_every: float = 1.0  # epochs; a checkpoint is written then, too
     log_every: int = 10  # steps per step record
     # Of detection:
@@ -92,7 +89,6 @@ class Recipe:
             ("data", self.data, ALL_DATA),
             ("schedule", self.schedule, SCHEDULES),
             ("precision", self.precision, PRECISIONS),
-            ("batch_norm", self.batch_norm, BATCH_NORMS),
             ("stable", self.stable, stability.CHOICES),
         ):
             if value not in known:
@@ -128,8 +124,7 @@ class Recipe:
         return self.batch // self.nodes
 
     def algorithm(self) -> Algorithm:
-        hyper = dict(self.hyper) | ({"nesterov": True} if self.nesterov else {})
-        return make_algorithm(self.method, self.momentum, **hyper)
+        return make_algorithm(self.method, self.momentum, **dict(self.hyper))
 
     def network(self) -> Topology:
         return resolve(self.topology, self.nodes)
@@ -235,6 +230,7 @@ def _blood_cells(model: str, lr: float, epochs: float) -> Callable[..., Recipe]:
     )
 
 
+# The first is what `decentlam train` runs without options.
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "digits": _named(
         "8x8 digits, a multi-layer perceptron, 4 nodes: a few seconds, for a first look.",
@@ -306,13 +302,13 @@ def make(name: str | None, **changes: Any) -> Recipe:
 
 
 def command(recipe: Recipe, *options: str) -> str:
-    """Return the command that runs this recipe: the named one it is closest to, and what
-    differs."""
-    candidates = [found for name in RECIPES if (found := _differences(name, recipe)) is not None]
-    name, changes = min(candidates, key=lambda found: len(found[1]))
-    words = ["decentlam", "train", "--recipe", name, *options]
-    for field, value in changes.items():
+    """Return the command that runs this recipe: all in which it differs from the default one."""
+    words = ["decentlam", "train", *options]
+    default = next(iter(RECIPES.values()))().as_json()
+    for field, value in recipe.as_json().items():
         option = f"--{field.replace('_', '-')}"
+        if value == default[field]:
+            continue
         if field == "hyper":
             words += [word for pair in value for word in (option, f"{pair[0]}={pair[1]}")]
         elif isinstance(value, bool):
@@ -320,21 +316,3 @@ def command(recipe: Recipe, *options: str) -> str:
         else:
             words += [option, str(value)]
     return shlex.join(words)
-
-
-def _differences(name: str, recipe: Recipe) -> tuple[str, dict[str, Any]] | None:
-    """Return what to change in a named recipe to get this one; None if an option cannot say it."""
-    # The learning rate of some recipes follows the batch, and their topology must fit the nodes.
-    given = {f: getattr(recipe, f) for f in ("method", "topology", "nodes", "batch")}
-    try:
-        plain, scaled = RECIPES[name](), RECIPES[name](**given)
-    except ValueError:
-        return None
-    changes = {
-        field.name: getattr(recipe, field.name)
-        for field in dataclasses.fields(Recipe)
-        if getattr(recipe, field.name)
-        != getattr(plain if field.name in given else scaled, field.name)
-    }
-    sayable = all(value is not None for value in changes.values()) and changes.get("hyper") != ()
-    return (name, changes) if sayable else None

@@ -19,7 +19,7 @@ from decentlam.lab import names
 from decentlam.lab.commands.app import app
 from decentlam.lab.data import DATASETS
 from decentlam.lab.models import MODELS
-from decentlam.lab.recipes import BATCH_NORMS, PRECISIONS, RECIPES
+from decentlam.lab.recipes import PRECISIONS, RECIPES
 from decentlam.lab.schedules import SCHEDULES
 from decentlam.lab.studies import STUDIES
 from tests.helpers.processes import HANG_SECONDS
@@ -59,7 +59,7 @@ for words in {commands!r}:
         main()
     except SystemExit as end:
         assert end.code == (2 if "nope" in " ".join(words) else 0), words
-heavy = {{"torch", "numpy", "scipy", "sklearn", "matplotlib", "torchvision", "tensorboard"}}
+heavy = {{"torch", "numpy", "scipy", "sklearn", "matplotlib", "torchvision"}}
 sys.exit(", ".join(heavy & sys.modules.keys()) or 0)
 """
 
@@ -82,7 +82,6 @@ def test_help_and_typos_import_neither_torch_nor_matplotlib():
         (names.DATASETS, DATASETS),
         (names.SCHEDULES, SCHEDULES),
         (names.PRECISIONS, PRECISIONS),
-        (names.BATCH_NORMS, BATCH_NORMS),
         (names.STUDIES, STUDIES),
     ],
     ids=lambda value: " ".join(value)[:20],
@@ -156,7 +155,7 @@ def test_user_errors_are_one_line_and_exit_2(
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("missing", ["typer", "matplotlib", "tensorboard"])
+@pytest.mark.parametrize("missing", ["typer", "matplotlib"])
 def test_without_the_lab_extra_it_says_how_to_install(missing: str, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit) as stopped:

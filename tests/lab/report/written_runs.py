@@ -38,7 +38,7 @@ def write_run(
         "method": method, "topology": "ring", "nodes": 8, "model": "mlp", "data": "digits",
         "data_path": None, "shards": "label-sorted", "batch": 1024, "micro_batch": None,
         "epochs": float(EPOCHS), "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4,
-        "nesterov": False, "hyper": [], "schedule": "cosine", "warmup_epochs": 1.0, "seed": seed,
+        "hyper": [], "schedule": "cosine", "warmup_epochs": 1.0, "seed": seed,
         "precision": "float32", "evaluate_every": 1.0, **settings,
     }  # fmt: skip
     info = {

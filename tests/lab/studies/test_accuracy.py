@@ -23,9 +23,7 @@ STUDIES_OF_ACCURACY = ("large-batch", "models", "topologies")
 def test_the_fixed_setting_is_the_recipe_of_the_bias():
     setting = accuracy.large_batch()
     here = accuracy.make(setting, setting.cases[0], "decentlam", 8000, 1.0, seed=0)
-    there = make_recipe(
-        "fashion-mlp", evaluate_every=20.0, log_every=50, stable="ignore", batch_norm="estimate"
-    )
+    there = make_recipe("fashion-mlp", evaluate_every=20.0, log_every=50, stable="ignore")
     assert here == there
     assert (here.lr, here.momentum, here.epochs, here.nodes) == (0.05, 0.9, 20.0, 8)
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
 
 from decentlam.lab.commands.report import newest
 from decentlam.lab.names import (
     ALGORITHMS,
-    BATCH_NORMS,
     DATASETS,
     DETECTION_DATASETS,
     DETECTORS,
@@ -48,7 +46,6 @@ if TYPE_CHECKING:  # what takes seconds to import is imported where it is used
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RECIPE = "digits"
 EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
 
 
@@ -95,22 +92,18 @@ class TrainOptions:
     lr: Annotated[Float, _option(about="Learning rate for the whole batch.")] = None
     momentum: Annotated[Float, _option(about="beta of the method.")] = None
     weight_decay: Annotated[Float, _option(about="Added to the gradient, times x.")] = None
-    nesterov: Annotated[Flag, _flag("nesterov", "Nesterov's momentum.")] = None
     stable: Annotated[
         Text, _option(about="Where momentum on changing weights diverges.", choices=STABLE)
     ] = None
     hyper: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of the method, such as mu=0.5; repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Of the method, as nesterov=true; repeatable."),
     ] = None
     schedule: Annotated[Text, _option(about="Of the rate.", choices=SCHEDULES)] = None
     warmup_epochs: Annotated[Float, _option(about="Length of the warm-up.")] = None
     warmup_from: Annotated[Float, _option(about="Its start, as a share of lr.")] = None
     seed: Annotated[Int, _option(about="Equal seeds give equal runs.")] = None
     precision: Annotated[Text, _option(about="Of numbers.", choices=PRECISIONS)] = None
-    batch_norm: Annotated[
-        Text, _option(about="Statistics of the averaged model.", choices=BATCH_NORMS)
-    ] = None
     evaluate_every: Annotated[
         Float, _option(about="Epochs between evaluations, and checkpoints.")
     ] = None
@@ -222,7 +215,6 @@ def _write_report(directory: Path) -> Path | None:
 
 
 def _show(summary: Summary, recipe: Recipe, options: TrainOptions, report: Path | None) -> None:
-    Console(stderr=True).show_cursor()  # a process that was stopped may have left it hidden
     elastic = "--elastic " if options.elastic else ""
     again = f"decentlam train {elastic}--resume --out {summary.directory}"
     interrupted = summary.status == "interrupted"
@@ -274,7 +266,7 @@ def _plan(
     if not options.resume:
         candidates = _numbered(_default_directory(name, changes))
         free = (path for path in candidates if not (path / RUN).exists())
-        recipe = make(name or DEFAULT_RECIPE, **changes)
+        recipe = make(name or RECIPES[0], **changes)
         return recipe, Path(options.out) if options.out else next(free), options.simulate
     directory = Path(options.out) if options.out else newest()
     before, simulated = read_recipe(directory)
@@ -284,7 +276,7 @@ def _plan(
 
 def _default_directory(name: str | None, changes: dict[str, Any]) -> Path:
     """Name the recipe and what was changed in it: out/train/digits-dmsgd-lr0.1."""
-    words = [name or DEFAULT_RECIPE]
+    words = [name or RECIPES[0]]
     for field, value in changes.items():
         telling = isinstance(value, str)
         words.append(str(value) if telling else f"{field.replace('_', '-')}{value}")

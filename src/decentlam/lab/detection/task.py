@@ -84,9 +84,6 @@ class Detection:
                 losses: dict[str, Tensor] = model(images, targets)
         return torch.stack(list(losses.values())).sum()
 
-    def settle(self, average: nn.Module) -> None:
-        """Batch norm is frozen, or there is none."""
-
     def test_batches(self, workers: int) -> Iterator[TestBatch]:
         return self.data.test_batches(workers)
 

@@ -206,7 +206,6 @@ def make(
         hyper=(("trust", setting.lars_trust),) if method == "pmsgd-lars" else (),
         warmup_epochs=case.epochs / 10,
         seed=seed,
-        batch_norm="estimate",
         evaluate_every=case.epochs,
         log_every=50,
     )

@@ -75,9 +75,6 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean over the samples, one number to call `backward` on."""
 
-    def settle(self, average: nn.Module) -> None:
-        """Make the averaged model ready to be scored."""
-
     def test_batches(self, workers: int) -> Iterator[Any]: ...
 
     def score(self, model: nn.Module, batch: Any) -> Outcome:
