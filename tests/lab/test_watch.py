@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import os
@@ -15,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train import train
-from decentlam.lab.watch import in_terminal, serving
+from decentlam.lab.watch import serving
 from tests import pages
 from tests.helpers.processes import HANG_SECONDS, leave_fork_server
 from tests.lab.helpers import recipe
@@ -178,16 +176,3 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
     with serving(tmp_path) as address:
         values = json.loads(ask(f"{address}values")[1])
     assert values["lead"] == "Nothing is written yet." and values["live"]
-
-
-def test_the_terminal_has_a_line_per_node_the_latest_first(tmp_path: Path) -> None:
-    late = {"wait_seconds": 0.0, "warnings": ["the sky falls"]}
-    times: dict[str, Any] = {"time": 2e9}
-    run = write_run(tmp_path / "run", status=None, nodes=3, simulated=False)
-    write_nodes(run, record(0, 7, **times), record(1, 7, **times), record(2, 7, **late, **times))
-    out = io.StringIO()
-    in_terminal(run, Console(file=out, width=100), rounds=1)
-    lines = [line.split() for line in out.getvalue().splitlines()]
-    nodes = [line[1] for line in lines if line[:1] == ["node"] and line[1].isdigit()]
-    assert nodes == ["2", "0", "1"]
-    assert "+25%" in out.getvalue() and "the sky falls" in out.getvalue()

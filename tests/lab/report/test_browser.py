@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,43 +96,11 @@ def test_the_legend_hides_and_shows_a_line(opened):
     assert opened.run(count) == everything
 
 
-def test_log_scale_and_second_half_change_the_axes(opened):
+def test_the_log_scale_changes_the_axis(opened):
     ticks = "#chart-consensus .tick.y"
     logarithmic = opened.texts(ticks)
     opened.click("#chart-consensus .toggle")
     assert opened.texts(ticks) != logarithmic and opened.texts(ticks)[0] == "0.0"
-    opened.click("#chart-averaged .toggle")
-    assert opened.texts("#chart-averaged .tick.x")[0] == "6"
-
-
-def test_a_click_on_a_header_sorts_and_the_next_turns_it_round(opened):
-    def column() -> list[str]:
-        return [row.split()[0] for row in opened.texts(".results tbody th")]
-
-    before = column()
-    opened.click(".results thead th:nth-child(3) button")
-    best_first = column()
-    values = opened.run(
-        "return [...document.querySelectorAll('.results tbody td:nth-child(3)')]"
-        ".map((cell) => Number(cell.dataset.value))"
-    )
-    assert values == sorted(values, reverse=True) and best_first != before
-    head = "return document.querySelector('.results thead th:nth-child(3)').ariaSort"
-    assert opened.run(head) == "descending"
-    opened.click(".results thead th:nth-child(3) button")
-    assert column() == best_first[::-1] and opened.run(head) == "ascending"
-    opened.click(".results thead th:first-child button")
-    assert column() == sorted(column(), key=str.lower)
-    assert opened.run(head) is None
-
-
-def test_the_copy_button_copies_the_command(opened, page: Path):
-    opened.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite"])
-    opened.click("details:nth-of-type(5) summary")
-    opened.click("details:nth-of-type(5) .run:nth-of-type(2) .copy")
-    command = json.loads((page.parent / "runs" / "decentlam-1" / "run.json").read_text())["command"]
-    assert opened.run("return navigator.clipboard.readText()") == command
-    assert opened.text("details:nth-of-type(5) .run:nth-of-type(2) .copy") == "Copied"
 
 
 def test_hostile_text_stays_text(opened, tmp_path: Path):
@@ -145,7 +112,7 @@ def test_hostile_text_stays_text(opened, tmp_path: Path):
     assert opened.run("return document.documentElement.scrollWidth") == 390
     assert opened.run("return document.title").startswith(EVIL.split("'")[0])
     assert EVIL in opened.text("#chart-averaged .readout")
-    assert EVIL in opened.run("return document.querySelector('.command code').textContent")
+    assert EVIL in opened.run("return document.querySelector('.run code').textContent")
 
 
 def test_the_page_is_dark_for_those_who_prefer_it_and_white_on_paper(opened):
