@@ -65,7 +65,6 @@ class Recipe:
     # Of detection:
     image_size: int = 800  # pixels of the shorter side that images are resized to
     weights: str | None = None  # a file that torchvision published, to start from
-    skip_bad_boxes: bool = False  # leave boxes out that cannot be, instead of refusing them
 
     def __post_init__(self) -> None:
         pairs = self.hyper.items() if isinstance(self.hyper, Mapping) else self.hyper
@@ -109,10 +108,8 @@ class Recipe:
                 f"{self.model} is no model for {self.task}, which is what {self.data} is for; "
                 f"choose from {', '.join(models)}"
             )
-        if self.task != "detection" and (self.weights is not None or self.skip_bad_boxes):
-            raise ValueError(
-                f"weights and skip_bad_boxes are for detection; leave them out with {self.data}"
-            )
+        if self.task != "detection" and self.weights is not None:
+            raise ValueError(f"weights are for detection; leave them out with {self.data}")
 
     @property
     def task(self) -> str:
@@ -311,8 +308,6 @@ def command(recipe: Recipe, *options: str) -> str:
             continue
         if field == "hyper":
             words += [word for pair in value for word in (option, f"{pair[0]}={pair[1]}")]
-        elif isinstance(value, bool):
-            words.append(option if value else f"--no-{field.replace('_', '-')}")
         else:
             words += [option, str(value)]
     return shlex.join(words)

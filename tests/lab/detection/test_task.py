@@ -168,7 +168,7 @@ def test_what_was_left_out_of_the_data_is_said_and_written_down(tmp_path: Path, 
     text = (year / "Annotations" / "a.xml").read_text().replace("<xmax>20<", "<xmax>2<")
     (year / "Annotations" / "a.xml").write_text(text)
     changes = {"data": "voc", "data_path": str(tmp_path), "image_size": 32, "nodes": 1, "batch": 1}
-    plan = make("bccd-retinanet", **changes, epochs=1.0, warmup_epochs=0.0, skip_bad_boxes=True)
+    plan = make("bccd-retinanet", **changes, epochs=1.0, warmup_epochs=0.0)
     train(plan, tmp_path / "run", simulate=True, quiet=False)
     notes = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
     assert notes == caplog.messages[-2:]

@@ -56,14 +56,9 @@ def _option(*names: str, about: str, choices: Sequence[str] = (), listed: bool =
     return typer.Option(*names, help=about + among, show_default=False, callback=callback)
 
 
-def _flag(name: str, about: str) -> Any:
-    return _option(f"--{name}/--no-{name}", about=about)
-
-
 Float: TypeAlias = float | None
 Int: TypeAlias = int | None
 Text: TypeAlias = str | None
-Flag: TypeAlias = bool | None
 ALL_MODELS = (*MODELS, *GPTS, *DETECTORS)
 ALL_DATA = (*DATASETS, *TEXTS, *DETECTION_DATASETS)
 
@@ -113,10 +108,6 @@ class TrainOptions:
     ] = None
     weights: Annotated[
         Text, _option(about="Detection: a file that torchvision published, to start from.")
-    ] = None
-    skip_bad_boxes: Annotated[
-        Flag,
-        _flag("skip-bad-boxes", "Detection: leave out boxes that cannot be, and say how many."),
     ] = None
     simulate: Annotated[bool, typer.Option("--simulate", help="All nodes in this process.")] = False
     elastic: Annotated[

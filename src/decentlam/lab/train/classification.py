@@ -31,7 +31,6 @@ class Classification:
     numerics: Numerics
 
     main = "top1"
-    shapes = None
     notes: ClassVar[list[str]] = []
 
     @classmethod
