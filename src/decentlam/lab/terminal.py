@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -68,28 +68,50 @@ def out_option(about: str) -> Any:
     return typer.Option("--out", help=about, metavar="PATH", callback=check)
 
 
-def takes_options(cls: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Make a command of a function of one dataclass, whose fields are the command's options."""
+def with_fields(recipe: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option for each field of the recipe to a command, which gets those that were given as
+    keyword arguments."""
 
-    def command(function: Callable[[Any], None]) -> Callable[..., None]:
-        def run(**options: Any) -> None:
-            function(cls(**options))
+    def command(function: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            function(**{k: v for k, v in given.items() if k not in hints or v is not None})
 
-        hints = get_type_hints(cls, include_extras=True)
+        hints = get_type_hints(recipe)
+        own = get_type_hints(function, include_extras=True)
         parameters = [
+            p.replace(kind=p.KEYWORD_ONLY, annotation=own[p.name])
+            for p in inspect.signature(function).parameters.values()
+            if p.kind != p.VAR_KEYWORD
+        ]
+        options = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=hints[field.name],
+                default=None,
+                annotation=_option(field, hints[field.name]),
             )
-            for field in dataclasses.fields(cls)
+            for field in dataclasses.fields(recipe)
         ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(parameters + options)  # type: ignore[attr-defined]
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         return run
 
     return command
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Any:
+    """Return the annotation of a field's option: left out, the recipe's own value counts."""
+    names = [f"--{field.name.replace('_', '-')}"]
+    about, choices = field.metadata["about"], field.metadata["choices"]
+    if field.name == "nodes":
+        names.insert(0, "-n")
+    if get_origin(hint) is tuple:
+        return Annotated[list[str] | None, typer.Option(*names, metavar="NAME=VALUE", help=about)]
+    if choices:
+        about += f" One of {', '.join(choices)}."
+    check = one_of(choices) if choices else None
+    option = typer.Option(*names, help=about, show_default=False, callback=check)
+    return Annotated[hint | None, option]
 
 
 def unknown(kind: str, value: str, names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from decentlam.lab import names
 from decentlam.lab.commands.app import app
 from decentlam.lab.data import DATASETS
 from decentlam.lab.models import MODELS
-from decentlam.lab.recipes import PRECISIONS, RECIPES
+from decentlam.lab.recipes import RECIPES
 from decentlam.lab.schedules import SCHEDULES
 from decentlam.lab.studies import STUDIES
 from tests.helpers.processes import HANG_SECONDS
@@ -77,11 +77,8 @@ def test_help_and_typos_import_neither_torch_nor_matplotlib():
         (names.ALGORITHMS, ALGORITHMS),
         (names.TOPOLOGIES, TOPOLOGIES),
         (names.STABLE, CHOICES),
-        (names.RECIPES, RECIPES),
         (names.MODELS, MODELS),
         (names.DATASETS, DATASETS),
-        (names.SCHEDULES, SCHEDULES),
-        (names.PRECISIONS, PRECISIONS),
         (names.STUDIES, STUDIES),
     ],
     ids=lambda value: " ".join(value)[:20],

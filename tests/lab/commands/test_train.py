@@ -15,16 +15,10 @@ import pytest
 import typer
 
 from decentlam.lab.commands.app import app
-from decentlam.lab.commands.train import TrainOptions
+from decentlam.lab.commands.train import _pair
 from decentlam.lab.recipes import Recipe, command, make
 from tests.lab.commands.running import QUICK, run, run_json
 from tests.lab.helpers import records
-
-
-def test_train_has_an_option_for_every_field_of_a_recipe():
-    text = run("train", "--help").output
-    for field in dataclasses.fields(Recipe):
-        assert f"--{field.name.replace('_', '-')}" in text
 
 
 @pytest.mark.parametrize(
@@ -43,7 +37,11 @@ def test_the_command_of_a_recipe_gives_that_recipe(recipe: Recipe):
     assert words[:2] == ["decentlam", "train"]
     commands = typer.main.get_command(app)
     options = commands.get_command(None, "train").make_context("train", words[2:]).params
-    assert make("digits", **TrainOptions(**options).changes()) == recipe
+    given = {f.name: options[f.name] for f in dataclasses.fields(Recipe)}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "hyper" in changes:
+        changes["hyper"] = [_pair(text) for text in changes["hyper"]]
+    assert make("digits", **changes) == recipe
 
 
 def test_train_prints_one_document_and_names_the_directory_after_the_changes(
