@@ -81,10 +81,6 @@ def test_a_small_study_writes_a_row_per_method_and_no_more_runs_than_it_needs(
     result = perform(STUDIES[study], setting, tmp_path)
     assert [(row["case"], row["method"]) for row in result.table] == [(c.name, m) for c, m in jobs]
     assert len(list((tmp_path / "runs").iterdir())) == len(recipes)
-    growth = {(row["case"], row["method"]): row["disagreement_per_step"] for row in result.table}
-    if study == "topologies":
-        assert growth["bipartite-random-match", "decentlam"] > 1 > growth["ring", "decentlam"]
-        assert growth["all-reduce", "pmsgd"] is None
 
 
 def test_a_method_that_diverges_has_its_row_and_its_place_in_the_figure():

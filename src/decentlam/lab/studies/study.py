@@ -31,7 +31,7 @@ class Study:
     run: Callable[..., list[Record]]  # (recipe, tick), and directory where it is resumable
     table: Callable[[Sequence[Record]], list[Record]]
     notes: Callable[[Any, Sequence[Record]], list[str]]
-    figures: Callable[[Sequence[Record]], Mapping[str, Figure]]
+    figures: Callable[[Sequence[Record]], Mapping[str, Figure]] = lambda records: {}
     resumable: bool = False  # keeps its parts in the directory, and continues from what is there
 
 
@@ -60,8 +60,13 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
             directory.rmdir()
         raise
     table, notes = study.table(records), study.notes(recipe, records)
+    described = {
+        "study": study.name,
+        "recipe": plain(dataclasses.asdict(recipe)),
+        "versions": versions(matplotlib=matplotlib.__version__),
+    }
     files = {
-        "recipe.json": json.dumps(describe(study, recipe), indent=2) + "\n",
+        "recipe.json": json.dumps(described, indent=2) + "\n",
         "records.jsonl": "".join(json.dumps(plain(r), allow_nan=False) + "\n" for r in records),
         "table.md": markdown(table) + "".join(f"\n{note}\n" for note in notes),
     }
@@ -73,15 +78,6 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
         for kind in ("png", "svg")
     ]
     return Result(recipe, table, notes, [*(directory / name for name in files), *figures])
-
-
-def describe(study: Study, recipe: Any) -> Record:
-    """Return the recipe's values and the versions that ran it."""
-    return {
-        "study": study.name,
-        "recipe": plain(dataclasses.asdict(recipe)),
-        "versions": versions(matplotlib=matplotlib.__version__),
-    }
 
 
 def markdown(rows: Sequence[Record]) -> str:
