@@ -1,4 +1,4 @@
-"""What the command line prints: tables, JSON, errors in one line, progress bars on stderr."""
+"""What the command line prints: tables, JSON, errors in one line, progress on stderr."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
 from decentlam.lab.values import Record, Tick, explained, plain, show
 
-_LINE_SECONDS = 30.0
+_LINE_SECONDS = 10.0
 
 
 class Commands(TyperGroup):
@@ -154,24 +152,20 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Tick]:
-    """Show a bar with the time left on stderr; without a terminal, a line now and then."""
-    err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        begun = said = time.monotonic()
+def progress(what: str) -> Tick:
+    """Return a function that says on stderr now and then how far something is."""
+    begun = said = time.monotonic()
 
-        def tick(done: int, total: int, doing: str) -> None:
-            nonlocal said
-            bar.update(task, completed=done, total=total, description=f"{what}: {doing}")
-            now = time.monotonic()
-            if not err.is_terminal and now - said > _LINE_SECONDS and 0 < done < total:
-                said, left = now, (now - begun) / done * (total - done)
-                err.print(f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}")
+    def tick(done: int, total: int, doing: str) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said > _LINE_SECONDS and 0 < done < total:
+            said, left = now, (now - begun) / done * (total - done)
+            typer.echo(
+                f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}", err=True
+            )
 
-        yield tick
+    return tick
 
 
 def say_loading(what: str) -> None:

@@ -59,8 +59,7 @@ def reproduce(
         raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
     where |= {"loopback": True} if loopback else {}
     recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
-    with progress(study) as tick:
-        result = perform(chosen, recipe, Path(out or f"out/{study}"), tick)
+    result = perform(chosen, recipe, Path(out or f"out/{study}"), progress(study))
     files = [str(path) for path in result.files]
     if as_json:
         return print_json(
