@@ -78,6 +78,10 @@ BAD = {
     "seed": ({"seed": -1}, "seed must be a whole number of 0 or more"),
     "hyper": ({"hyper": {"tau": 3}}, "decentlam has no hyper-parameter 'tau'"),
     "stable": ({"stable": "nope"}, "unknown stable 'nope'; choose from auto"),
+    "a classifier": ({"data": "bccd", "model": "mlp"}, "mlp is no model for detection, which is"),
+    "text": ({"data": "stdlib", "model": "mlp"}, "mlp is no model for text"),
+    "weights": ({"weights": "x"}, "are for detection"),
+    "image size": ({"image_size": 0}, "image_size must be a whole number of 1 or more"),
     "warm-up": ({"epochs": 3.0, "warmup_epochs": 4.0}, "less than all 3.0 epochs"),
 }
 

@@ -9,6 +9,7 @@ import pytest
 
 from decentlam.lab.report import write
 from tests import pages
+from tests.lab.report.test_nodes import record, write_nodes
 from tests.lab.report.written_runs import (
     EPOCHS,
     EVIL,
@@ -105,6 +106,9 @@ def test_the_log_scale_changes_the_axis(opened):
 
 def test_hostile_text_stays_text(opened, tmp_path: Path):
     runs = [write_hostile_run(tmp_path / "evil"), write_run(tmp_path / "good", "dmsgd")]
+    write_nodes(runs[0], record(0, 5, time=2e9, warnings=[EVIL]), record(1, 5, time=2e9, loss=EVIL))
+    opened.open(write(runs[:1], tmp_path / "alone.html"))
+    assert EVIL in opened.text("#state .odd")
     opened.size(390, 844)
     opened.open(write(runs, tmp_path / "page.html"))
     opened.hover("#chart-averaged .plot > svg", 0.5)

@@ -53,22 +53,6 @@ def test_two_nodes_by_hand():
         assert x.flatten().tolist() == pytest.approx([a, -a], abs=1e-15), method
 
 
-def test_momentum_amplifies_the_bias_of_dmsgd_and_not_of_decentlam_as_lr_vanishes():
-    problem = linear_regression(8, rows=50, dim=5)
-    q = problem.quadratic
-    bias = {
-        (method, beta): problem.bias(
-            theory.fixed_point(method, mesh(8), q.hessians, q.linear, 1e-8, beta)
-        )
-        for method in ("dmsgd", "awc-dmsgd", "decentlam")
-        for beta in (0.0, 0.9)
-    }
-    # 1e-8 * (x - x*) keeps eight of x*'s sixteen digits, and the expansion's next term is 1e-6.
-    for method, ratio in (("dmsgd", 100), ("awc-dmsgd", 100), ("decentlam", 1)):
-        assert bias[method, 0.9] / bias[method, 0.0] == pytest.approx(ratio, rel=1e-4)
-    assert bias["decentlam", 0.0] == pytest.approx(bias["dmsgd", 0.0], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("method", "network", "reason"),
     [
