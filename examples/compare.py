@@ -60,7 +60,7 @@ def main() -> None:
         print(f"\n{'':<22}{'averaged':>12}{'node mean':>12}{'worst node':>12}{'KB per step':>12}")
         print(*rows, sep="\n")
         page = report.write([directory / method for method in METHODS], directory / "report.html")
-        print(f"\nThe report with curves, the network and the time split: {page}")
+        print(f"\nThe report with curves: {page}")
 
 
 if __name__ == "__main__":

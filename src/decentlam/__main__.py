@@ -12,7 +12,6 @@ _LAB = (
     "rich",
     "scipy",
     "sklearn",
-    "tensorboard",
     "torchvision",
     "typer",
 )

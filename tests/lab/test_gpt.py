@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from decentlam.lab.gpt import GPT, GPTS
 from decentlam.lab.models import make_model
-from decentlam.lab.recipes import Recipe, make
+from decentlam.lab.recipes import make
 from decentlam.lab.train import train
 from tests.lab.helpers import records
 
@@ -52,10 +52,3 @@ def test_recipe_reads_any_text_and_counts_bytes(tmp_path: Path) -> None:
     assert summary.status == "finished"
     last = records(tmp_path / "run", "evaluation")[-1]
     assert last["averaged_top1"] > 0.9 and last["averaged_loss"] < 2  # from log 256 = 5.5
-
-
-def test_text_is_for_gpts_and_images_are_not() -> None:
-    with pytest.raises(ValueError, match=r"mlp is no model for text.*choose from gpt-tiny"):
-        Recipe(data="stdlib", model="mlp")
-    with pytest.raises(ValueError, match="gpt-small is no model for classification"):
-        Recipe(data="digits", model="gpt-small")

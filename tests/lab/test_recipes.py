@@ -67,7 +67,6 @@ BAD = {
     "data": ({"data": "nope"}, "unknown data 'nope'; choose from digits"),
     "schedule": ({"schedule": "nope"}, "unknown schedule 'nope'; choose from constant"),
     "precision": ({"precision": "float16"}, "unknown precision 'float16'; choose from float32"),
-    "batch norm": ({"batch_norm": "nope"}, "choose from average, estimate"),
     "directed": ({"topology": "exponential"}, "needs symmetric weights"),
     "indivisible": ({"batch": 1001, "nodes": 8}, "cannot be divided among 8 nodes; try 1000"),
     "no batch": ({"batch": 0}, "batch must be a whole number of 1 or more, got 0"),
@@ -79,7 +78,10 @@ BAD = {
     "seed": ({"seed": -1}, "seed must be a whole number of 0 or more"),
     "hyper": ({"hyper": {"tau": 3}}, "decentlam has no hyper-parameter 'tau'"),
     "stable": ({"stable": "nope"}, "unknown stable 'nope'; choose from auto"),
-    "nesterov": ({"method": "dsgd", "nesterov": True}, "dsgd has no hyper-parameter 'nesterov'"),
+    "a classifier": ({"data": "bccd", "model": "mlp"}, "mlp is no model for detection, which is"),
+    "text": ({"data": "stdlib", "model": "mlp"}, "mlp is no model for text"),
+    "weights": ({"weights": "x"}, "are for detection"),
+    "image size": ({"image_size": 0}, "image_size must be a whole number of 1 or more"),
     "warm-up": ({"epochs": 3.0, "warmup_epochs": 4.0}, "less than all 3.0 epochs"),
 }
 

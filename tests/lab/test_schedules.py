@@ -6,11 +6,7 @@ import math
 
 import pytest
 
-from decentlam.lab.schedules import (
-    SCHEDULES,
-    factor,
-    unscaled,
-)
+from decentlam.lab.schedules import SCHEDULES, factor, unscaled
 
 
 def at(name: str, epochs: float, *when: float, **options: float) -> list[float]:
@@ -18,23 +14,24 @@ def at(name: str, epochs: float, *when: float, **options: float) -> list[float]:
     return [rate(round(1000 * epoch)) for epoch in when]
 
 
-def test_imagenet_step_warms_up_5_epochs_and_drops_at_30_60_80_of_90():
-    start = unscaled(8192)
-    assert start == 256 / 8192
-    found = at("imagenet-step", 90, 0, 2.5, 5, 29.999, 30, 60, 79.999, 80, 90, warmup_from=start)
-    expected = [start, (1 + start) / 2, 1, 1, 0.1, 0.01, 0.01, 0.001, 0.001]
-    assert found == pytest.approx(expected, rel=1e-12)
+HALF = math.sqrt(0.5)
+START = 256 / 8192
+PAPER = {  # by schedule: epochs, where warm-up starts, and the factor at some epochs
+    "imagenet-step": (90, START, {0: START, 2.5: (1 + START) / 2, 5: 1, 29.999: 1, 30: 0.1,
+                                  60: 0.01, 79.999: 0.01, 80: 0.001, 90: 0.001}),
+    "imagenet-cosine": (120, 0.0, {0: 0, 10: 0.5, 20: 1, 45: (1 + HALF) / 2, 70: 0.5,
+                                   95: (1 - HALF) / 2, 120: 0}),
+    "cifar-step": (200, 0.25, {0: 0.25, 5: 1, 99.999: 1, 100: 0.1, 149.999: 0.1, 150: 0.01,
+                               199.999: 0.01}),
+}  # fmt: skip
 
 
-def test_imagenet_cosine_warms_up_20_epochs_and_ends_at_zero_after_120():
-    found = at("imagenet-cosine", 120, 0, 10, 20, 45, 70, 95, 120)
-    expected = [0, 0.5, 1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0]
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_cifar_step_warms_up_5_epochs_and_drops_at_100_and_150_of_200():
-    found = at("cifar-step", 200, 0, 5, 99.999, 100, 149.999, 150, 199.999, warmup_from=0.25)
-    assert found == pytest.approx([0.25, 1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
+@pytest.mark.parametrize("name", PAPER)
+def test_schedules_are_the_papers(name: str):
+    epochs, start, factors = PAPER[name]
+    found = at(name, epochs, *factors, warmup_from=start)
+    assert found == pytest.approx(list(factors.values()), rel=1e-12, abs=1e-12)
+    assert unscaled(8192) == START
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

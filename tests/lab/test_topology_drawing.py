@@ -18,5 +18,5 @@ def test_drawings_of_small_and_lazy_networks():
     for network in (topology.ring(1), topology.ring(2), topology.mesh(8).lazy(0.5)):
         assert positions(network).shape == (network.num_nodes, 2)
         draw(network)
-    with pytest.raises(ValueError, match="up to 512 nodes, got 513"):
-        draw(topology.ring(513))
+    with pytest.raises(ValueError, match="up to 64 nodes, got 65"):
+        draw(topology.ring(65))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import torch.distributed as dist
 
-import decentlam
+from decentlam.errors import LaunchError
 from decentlam.lab.values import explained
 
 
-def run_out_of_memory() -> None:
-    decentlam.init()
-    if dist.get_rank() == 1:
-        torch.empty(1 << 50)
-    dist.barrier()
-
-
-@pytest.mark.system
-def test_no_memory_on_one_node_is_named_and_ends_all() -> None:
-    with pytest.raises(decentlam.LaunchError, match="node 1 failed") as caught:
-        decentlam.launch(run_out_of_memory, 2)
-    text = explained(caught.value.__cause__)
-    assert text is not None and text.startswith("out of memory: ") and "--micro-batch" in text
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError("1 GB"), "out of memory: 1 GB; try a smaller --batch or --micro-batch"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: Default"),
+        (LaunchError("node 1 was killed"), "node 1 was killed"),
+        (RuntimeError("a bug"), ""),
+    ],
+)
+def test_what_is_no_bug_is_said_in_a_line(error: Exception, text: str) -> None:
+    assert (explained(error) or "").startswith(text) and bool(explained(error)) == bool(text)

@@ -1,37 +1,51 @@
-"""Recipes: a training run as one frozen value, and the named ones of the paper."""
+"""Recipes: a training run as one frozen value, and the named ones of the paper.
+
+Importing this file does not import torch, which takes seconds: `decentlam train` makes its options
+of the fields.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from decentlam.algorithms import Algorithm, check_compatible
-from decentlam.algorithms import make as make_algorithm
-from decentlam.analysis import stability
 from decentlam.lab import schedules
-from decentlam.lab.data import DATASETS, TEXTS
-from decentlam.lab.detection import DETECTION_DATASETS
-from decentlam.lab.detection.detectors import DETECTORS
-from decentlam.lab.gpt import GPTS
-from decentlam.lab.models import MODELS
+from decentlam.lab.names import (
+    ALGORITHMS,
+    DATASETS,
+    DETECTION_DATASETS,
+    DETECTORS,
+    GPTS,
+    MODELS,
+    STABLE,
+    TEXTS,
+    TOPOLOGIES,
+)
 from decentlam.lab.schedules import SCHEDULES
-from decentlam.topology import Topology, resolve
+
+if TYPE_CHECKING:
+    from decentlam.algorithms import Algorithm
+    from decentlam.topology import Topology
 
 PRECISIONS = ("float32", "bfloat16", "float64")
-BATCH_NORMS = ("average", "estimate")
-# What can be trained, and on what.
-TASKS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+# What can be trained, and on what: the names of data sets, and of models.
+TASKS = {
     "classification": (DATASETS, MODELS),
     "text": (TEXTS, GPTS),
     "detection": (DETECTION_DATASETS, DETECTORS),
 }
 ALL_DATA = tuple(name for data, _ in TASKS.values() for name in data)
 ALL_MODELS = tuple(name for _, models in TASKS.values() for name in models)
+
+
+def _field(default: Any, about: str, choices: Sequence[str] = ()) -> Any:
+    """Return a field with the help text of its option in `decentlam train`."""
+    return dataclasses.field(default=default, metadata={"about": about, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -41,36 +55,38 @@ class Recipe:
     A value that does not fit is refused here, before anything is started.
     """
 
-    method: str = "decentlam"
-    topology: str = "ring"
-    nodes: int = 8
-    model: str = "mlp"
-    data: str = "digits"
-    data_path: str | None = None
-    shards: str = "iid"  # how the training set is split among the nodes
-    batch: int = 1024  # of all nodes together
-    micro_batch: int | None = None  # samples of a node per pass; the gradients are added up
-    epochs: float = 10.0
-    lr: float = 0.05  # for the whole batch, already scaled
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    stable: str = "auto"  # what to do where momentum and changing weights diverge
-    hyper: tuple[tuple[str, Any], ...] = ()  # of the method, such as ("mu", 0.5)
-    schedule: str = "constant"
-    warmup_epochs: float | None = None  # None: as many as the schedule has
-    warmup_from: float = 0.0  # warm-up starts at this share of lr
-    seed: int = 0
-    precision: str = "float32"
-    batch_norm: str = "average"  # where the averaged model's statistics come from
-    evaluate_every: float = 1.0  # epochs; a checkpoint is written then, too
-    log_every: int = 10  # steps per step record
-    # Of detection:
-    image_size: int = 800  # pixels of the shorter side that images are resized to
-    weights: str | None = None  # a file that torchvision published, to start from
-    skip_bad_boxes: bool = False  # leave boxes out that cannot be, instead of refusing them
+    method: str = _field("decentlam", "What nodes do.", ALGORITHMS)
+    topology: str = _field("ring", "Who talks to whom.", TOPOLOGIES)
+    nodes: int = _field(8, "Number of nodes.")
+    model: str = _field("mlp", "What is trained.", ALL_MODELS)
+    data: str = _field("digits", "On what.", ALL_DATA)
+    data_path: str | None = _field(None, "Where the data is.")
+    shards: str = _field("iid", "How data is split: iid, label-sorted:K or dirichlet:ALPHA.")
+    batch: int = _field(1024, "Samples per step, of all nodes together.")
+    micro_batch: int | None = _field(
+        None, "Samples that a node takes at a time; gradients are added up."
+    )
+    epochs: float = _field(10.0, "Passes over the training set.")
+    lr: float = _field(0.05, "Learning rate for the whole batch.")
+    momentum: float = _field(0.9, "beta of the method.")
+    weight_decay: float = _field(0.0, "Added to the gradient, times x.")
+    stable: str = _field("auto", "Where momentum on changing weights diverges.", STABLE)
+    hyper: tuple[tuple[str, Any], ...] = _field((), "Of the method, as nesterov=true; repeatable.")
+    schedule: str = _field("constant", "Of the rate.", tuple(SCHEDULES))
+    warmup_epochs: float | None = _field(None, "Length of the warm-up; default: the schedule's.")
+    warmup_from: float = _field(0.0, "Start of the warm-up, as a share of lr.")
+    seed: int = _field(0, "Equal seeds give equal runs.")
+    precision: str = _field("float32", "Of numbers.", PRECISIONS)
+    evaluate_every: float = _field(1.0, "Epochs between evaluations, and checkpoints.")
+    log_every: int = _field(10, "Steps per record.")
+    image_size: int = _field(800, "Detection: pixels of the shorter side of images.")
+    weights: str | None = _field(
+        None, "Detection: a file that torchvision published, to start from."
+    )
 
     def __post_init__(self) -> None:
+        from decentlam.algorithms import check_compatible
+
         pairs = self.hyper.items() if isinstance(self.hyper, Mapping) else self.hyper
         object.__setattr__(self, "hyper", tuple((str(name), value) for name, value in pairs))
         for field in ("seed", "nodes", "batch", "log_every", "image_size", "micro_batch"):
@@ -87,35 +103,25 @@ class Recipe:
         for field in ("lr", "weight_decay"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ValueError(f"{field} must be 0 or more, got {getattr(self, field)!r}")
-        for field, value, known in (
-            ("model", self.model, ALL_MODELS),
-            ("data", self.data, ALL_DATA),
-            ("schedule", self.schedule, SCHEDULES),
-            ("precision", self.precision, PRECISIONS),
-            ("batch_norm", self.batch_norm, BATCH_NORMS),
-            ("stable", self.stable, stability.CHOICES),
-        ):
+        for field in ("model", "data", "schedule", "precision", "stable"):
+            value = getattr(self, field)
+            known = self.__dataclass_fields__[field].metadata["choices"]
             if value not in known:
                 raise ValueError(f"unknown {field} {value!r}; choose from {', '.join(known)}")
-        self._check_task()
-        check_compatible(self.algorithm(), self.network())
-        self.factor(steps_per_epoch=1)
-        if self.batch % self.nodes:
-            fitting = self.nodes * max(1, round(self.batch / self.nodes))
-            raise ValueError(
-                f"a batch of {self.batch} cannot be divided among {self.nodes} nodes; try {fitting}"
-            )
-
-    def _check_task(self) -> None:
         _, models = TASKS[self.task]
         if self.model not in models:
             raise ValueError(
                 f"{self.model} is no model for {self.task}, which is what {self.data} is for; "
                 f"choose from {', '.join(models)}"
             )
-        if self.task != "detection" and (self.weights is not None or self.skip_bad_boxes):
+        if self.task != "detection" and self.weights is not None:
+            raise ValueError(f"weights are for detection; leave them out with {self.data}")
+        check_compatible(self.algorithm(), self.network())
+        self.factor(steps_per_epoch=1)
+        if self.batch % self.nodes:
+            fitting = self.nodes * max(1, round(self.batch / self.nodes))
             raise ValueError(
-                f"weights and skip_bad_boxes are for detection; leave them out with {self.data}"
+                f"a batch of {self.batch} cannot be divided among {self.nodes} nodes; try {fitting}"
             )
 
     @property
@@ -128,10 +134,13 @@ class Recipe:
         return self.batch // self.nodes
 
     def algorithm(self) -> Algorithm:
-        hyper = dict(self.hyper) | ({"nesterov": True} if self.nesterov else {})
-        return make_algorithm(self.method, self.momentum, **hyper)
+        from decentlam.algorithms import make
+
+        return make(self.method, self.momentum, **dict(self.hyper))
 
     def network(self) -> Topology:
+        from decentlam.topology import resolve
+
         return resolve(self.topology, self.nodes)
 
     def chosen(self) -> tuple[Algorithm, Topology, str | None]:
@@ -153,6 +162,8 @@ class Recipe:
 
 @lru_cache(maxsize=16)  # the oracle may take seconds, and a run asks more than once
 def _choose(recipe: Recipe) -> tuple[Algorithm, Topology, str | None]:
+    from decentlam.analysis import stability
+
     return stability.choose(recipe.algorithm(), recipe.network(), recipe.stable)
 
 
@@ -235,6 +246,7 @@ def _blood_cells(model: str, lr: float, epochs: float) -> Callable[..., Recipe]:
     )
 
 
+# The first is what `decentlam train` runs without options.
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "digits": _named(
         "8x8 digits, a multi-layer perceptron, 4 nodes: a few seconds, for a first look.",
@@ -306,35 +318,15 @@ def make(name: str | None, **changes: Any) -> Recipe:
 
 
 def command(recipe: Recipe, *options: str) -> str:
-    """Return the command that runs this recipe: the named one it is closest to, and what
-    differs."""
-    candidates = [found for name in RECIPES if (found := _differences(name, recipe)) is not None]
-    name, changes = min(candidates, key=lambda found: len(found[1]))
-    words = ["decentlam", "train", "--recipe", name, *options]
-    for field, value in changes.items():
+    """Return the command that runs this recipe: all in which it differs from the default one."""
+    words = ["decentlam", "train", *options]
+    default = next(iter(RECIPES.values()))().as_json()
+    for field, value in recipe.as_json().items():
         option = f"--{field.replace('_', '-')}"
+        if value == default[field]:
+            continue
         if field == "hyper":
             words += [word for pair in value for word in (option, f"{pair[0]}={pair[1]}")]
-        elif isinstance(value, bool):
-            words.append(option if value else f"--no-{field.replace('_', '-')}")
         else:
             words += [option, str(value)]
     return shlex.join(words)
-
-
-def _differences(name: str, recipe: Recipe) -> tuple[str, dict[str, Any]] | None:
-    """Return what to change in a named recipe to get this one; None if an option cannot say it."""
-    # The learning rate of some recipes follows the batch, and their topology must fit the nodes.
-    given = {f: getattr(recipe, f) for f in ("method", "topology", "nodes", "batch")}
-    try:
-        plain, scaled = RECIPES[name](), RECIPES[name](**given)
-    except ValueError:
-        return None
-    changes = {
-        field.name: getattr(recipe, field.name)
-        for field in dataclasses.fields(Recipe)
-        if getattr(recipe, field.name)
-        != getattr(plain if field.name in given else scaled, field.name)
-    }
-    sayable = all(value is not None for value in changes.values()) and changes.get("hyper") != ()
-    return (name, changes) if sayable else None

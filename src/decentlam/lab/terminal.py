@@ -1,4 +1,4 @@
-"""What the command line prints: tables, JSON, errors in one line, progress bars on stderr."""
+"""What the command line prints: tables, JSON, errors in one line, progress on stderr."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
 from decentlam.lab.values import Record, Tick, explained, plain, show
 
-_LINE_SECONDS = 30.0
+_LINE_SECONDS = 10.0
 
 
 class Commands(TyperGroup):
@@ -68,28 +66,50 @@ def out_option(about: str) -> Any:
     return typer.Option("--out", help=about, metavar="PATH", callback=check)
 
 
-def takes_options(cls: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Make a command of a function of one dataclass, whose fields are the command's options."""
+def with_fields(recipe: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option for each field of the recipe to a command, which gets those that were given as
+    keyword arguments."""
 
-    def command(function: Callable[[Any], None]) -> Callable[..., None]:
-        def run(**options: Any) -> None:
-            function(cls(**options))
+    def command(function: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            function(**{k: v for k, v in given.items() if k not in hints or v is not None})
 
-        hints = get_type_hints(cls, include_extras=True)
+        hints = get_type_hints(recipe)
+        own = get_type_hints(function, include_extras=True)
         parameters = [
+            p.replace(kind=p.KEYWORD_ONLY, annotation=own[p.name])
+            for p in inspect.signature(function).parameters.values()
+            if p.kind != p.VAR_KEYWORD
+        ]
+        options = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=hints[field.name],
+                default=None,
+                annotation=_option(field, hints[field.name]),
             )
-            for field in dataclasses.fields(cls)
+            for field in dataclasses.fields(recipe)
         ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(parameters + options)  # type: ignore[attr-defined]
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         return run
 
     return command
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Any:
+    """Return the annotation of a field's option: left out, the recipe's own value counts."""
+    names = [f"--{field.name.replace('_', '-')}"]
+    about, choices = field.metadata["about"], field.metadata["choices"]
+    if field.name == "nodes":
+        names.insert(0, "-n")
+    if get_origin(hint) is tuple:
+        return Annotated[list[str] | None, typer.Option(*names, metavar="NAME=VALUE", help=about)]
+    if choices:
+        about += f" One of {', '.join(choices)}."
+    check = one_of(choices) if choices else None
+    option = typer.Option(*names, help=about, show_default=False, callback=check)
+    return Annotated[hint | None, option]
 
 
 def unknown(kind: str, value: str, names: Sequence[str]) -> str:
@@ -132,24 +152,20 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Tick]:
-    """Show a bar with the time left on stderr; without a terminal, a line now and then."""
-    err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        begun = said = time.monotonic()
+def progress(what: str) -> Tick:
+    """Return a function that says on stderr now and then how far something is."""
+    begun = said = time.monotonic()
 
-        def tick(done: int, total: int, doing: str) -> None:
-            nonlocal said
-            bar.update(task, completed=done, total=total, description=f"{what}: {doing}")
-            now = time.monotonic()
-            if not err.is_terminal and now - said > _LINE_SECONDS and 0 < done < total:
-                said, left = now, (now - begun) / done * (total - done)
-                err.print(f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}")
+    def tick(done: int, total: int, doing: str) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said > _LINE_SECONDS and 0 < done < total:
+            said, left = now, (now - begun) / done * (total - done)
+            typer.echo(
+                f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}", err=True
+            )
 
-        yield tick
+    return tick
 
 
 def say_loading(what: str) -> None:

@@ -1,4 +1,4 @@
-"""The page of a run while it trains: a small server on this machine, and a table in a terminal."""
+"""The page of a run while it trains, served on this machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from decentlam.lab.report import page
 from decentlam.lab.report.content import content
-from decentlam.lab.report.nodes import Nodes, now, of_this_run
+from decentlam.lab.report.nodes import Nodes
 from decentlam.lab.report.runs import UNFINISHED, read
 from decentlam.lab.values import Record, plain
 
@@ -61,7 +56,7 @@ class Source:
 
 def _waiting(directory: Path, why: str) -> Record:
     """Return a page that says that there is nothing yet."""
-    lists = ("numbers", "notes", "settings", "columns", "groups", "charts", "parts", "networks")
+    lists = ("notes", "settings", "columns", "groups", "charts")
     return {
         **{name: [] for name in lists},
         "title": f"{directory.name}: not begun",
@@ -116,41 +111,3 @@ def serving(directory: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator
     finally:
         server.shutdown()
         server.server_close()
-
-
-def in_terminal(directory: Path, console: Console, rounds: int | None = None) -> None:
-    """Show a line per node, the latest first, until Ctrl-C or the end of the run."""
-    nodes = Nodes(directory)
-    with Live(console=console, auto_refresh=False) as live:
-        while rounds is None or rounds > 0:
-            try:
-                run = read(directory)
-                seen = now(of_this_run(nodes.follow(), run.info), run.info)
-            except (OSError, ValueError) as error:
-                seen, run = None, None
-                live.update(Text(str(error)), refresh=True)
-            if seen is not None:
-                live.update(_table(seen), refresh=True)
-            ended = seen is not None and all(row["state"] == "ended" for row in seen["nodes"])
-            if ended or (run is not None and run.status != UNFINISHED):
-                return
-            rounds = None if rounds is None else rounds - 1
-            if rounds != 0:
-                time.sleep(EVERY_SECONDS)
-
-
-def _table(seen: Record) -> Group:
-    table = Table(box=None, pad_edge=False)
-    for head in ("node", "state", "late", "step", "loss", "a step", "waits", "sends"):
-        table.add_column(head, justify="left" if head in ("node", "state") else "right")
-    for row in seen["nodes"]:
-        *_, wait = row["split"] or [0.0]
-        waits = wait / (sum(row["split"]) or 1.0)
-        loss = "–" if row["loss"] is None else f"{row['loss']:.4g}"
-        table.add_row(
-            *(row["name"], row["state"], f"{row['late']:+.0%}", f"{row['step']:,}", loss),
-            *(row["whole"], f"{waits:.0%}", row["rate"]),
-            style="red" if row["state"] == "lost" else None,
-        )
-    line = "   ".join(f"{what} {value}" for what, value, _ in seen["numbers"][:6])
-    return Group(Text(line), table, *(Text(text, style="yellow") for text in seen["warnings"]))

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from typer.testing import CliRunner
 
-from decentlam.lab.commands.app import app
 from decentlam.lab.models import MODELS
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, ["predict", *arguments], prog_name="decentlam")
-
-
-def run_json(*arguments: str):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+from tests.lab.commands.running import run, run_json
 
 
 @pytest.mark.system
 def test_predict_prints_the_time_of_a_step_for_every_way_to_train():
     options = ("-n", "8", "--bandwidth", "10Gbit", "--compute-ms", "100")
-    found = run_json(*options)
+    found = run_json("predict", *options)
     assert found["model_bytes"] == 25_557_032 * 4
     rows = {(row["method"], row["topology"], row["message_bits"]): row for row in found["rows"]}
     first = found["rows"][0]
@@ -37,17 +24,17 @@ def test_predict_prints_the_time_of_a_step_for_every_way_to_train():
     assert half["wire_ms"] == pytest.approx(one["wire_ms"] / 2, rel=0.02)
     early = rows["awc-dmsgd", "one-peer-exponential", 32]
     assert early["step_ms"] < one["step_ms"] == pytest.approx(100 + one["exposed_ms"])
-    unhidden = run_json(*options, "--overlap", "none")["rows"]
+    unhidden = run_json("predict", *options, "--overlap", "none")["rows"]
     assert all(row["exposed_ms"] == row["wire_ms"] for row in unhidden)
-    text = run(*options).output
+    text = run("predict", *options).output
     assert "bipartite-random-match" in text and "25,557,032 parameters" in text
     assert "39 %" in text  # its error
 
 
 @pytest.mark.system
 def test_predict_takes_other_models():
-    assert run_json("--parameters", "1000", "--compute-ms", "10")["model_bytes"] == 4000
-    other = run_json("--model", "squeezenet1_0", "--compute-ms", "10")
+    assert run_json("predict", "--parameters", "1000", "--compute-ms", "10")["model_bytes"] == 4000
+    other = run_json("predict", "--model", "squeezenet1_0", "--compute-ms", "10")
     assert other["model_bytes"] == 4 * 1_248_424
 
 
@@ -66,6 +53,6 @@ def test_predict_takes_other_models():
     ids=str,
 )
 def test_bad_input_is_one_line_and_exit_2(arguments: tuple[str, ...], reason: str):
-    result = run(*arguments)
+    result = run("predict", *arguments)
     assert result.exit_code == 2
     assert reason in result.output and result.output.count("\n") == 1

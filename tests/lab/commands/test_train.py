@@ -15,22 +15,16 @@ import pytest
 import typer
 
 from decentlam.lab.commands.app import app
-from decentlam.lab.commands.train import TrainOptions
+from decentlam.lab.commands.train import _pair
 from decentlam.lab.recipes import Recipe, command, make
 from tests.lab.commands.running import QUICK, run, run_json
 from tests.lab.helpers import records
 
 
-def test_train_has_an_option_for_every_field_of_a_recipe():
-    text = run("train", "--help").output
-    for field in dataclasses.fields(Recipe):
-        assert f"--{field.name.replace('_', '-')}" in text
-
-
 @pytest.mark.parametrize(
     "recipe",
     [
-        make("digits", nesterov=True, hyper={"mu": 0.5}, method="qg-dmsgd"),
+        make("digits", hyper={"mu": 0.5, "nesterov": True}, method="qg-dmsgd"),
         make("fashion-mlp", nodes=5, seed=7, micro_batch=200),
         make("imagenet-resnet50-16k", batch=4096, lr=6.4, data_path="a folder"),
         make(None, method="slowmo", hyper={"tau": 3, "base": "local"}, warmup_epochs=1.5),
@@ -43,7 +37,11 @@ def test_the_command_of_a_recipe_gives_that_recipe(recipe: Recipe):
     assert words[:2] == ["decentlam", "train"]
     commands = typer.main.get_command(app)
     options = commands.get_command(None, "train").make_context("train", words[2:]).params
-    assert make(options["recipe"], **TrainOptions(**options).changes()) == recipe
+    given = {f.name: options[f.name] for f in dataclasses.fields(Recipe)}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "hyper" in changes:
+        changes["hyper"] = [_pair(text) for text in changes["hyper"]]
+    assert make("digits", **changes) == recipe
 
 
 def test_train_prints_one_document_and_names_the_directory_after_the_changes(
@@ -81,28 +79,20 @@ def test_train_writes_its_report_and_a_report_that_fails_fails_no_run(tmp_path: 
     assert (found["status"], found["report"]) == ("finished", None)
 
 
-def test_resuming_without_a_checkpoint_is_refused_and_leaves_the_records(tmp_path: Path):
+def test_resume_needs_the_directory_alone_and_a_checkpoint(tmp_path: Path):
     directory = tmp_path / "run"
     run_json("train", *QUICK, "--out", str(directory), "--quiet")
+    resume = ("train", "--resume", "--out", str(directory), "--quiet")
+    assert run_json(*resume)["step"] == 2
+    assert "lr was 0.05, is 0.3" in run(*resume, "--lr", "0.3").output
     shutil.rmtree(directory / "checkpoint")
     before = (directory / "records.jsonl").read_bytes()
-    again = run("train", "--resume", "--out", str(directory), "--quiet")
+    again = run(*resume)
     assert again.exit_code == 2 and again.output.count("\n") == 1
     assert "left no checkpoint to resume from" in again.output
-    assert "leave out --resume and choose another directory with --out" in again.output
     anew = run("train", *QUICK, "--out", str(directory), "--quiet")
     assert anew.exit_code == 2 and "--resume" not in anew.output
     assert (directory / "records.jsonl").read_bytes() == before
-
-
-def test_resume_needs_the_directory_alone(tmp_path: Path):
-    directory = str(tmp_path / "run")
-    run_json("train", *QUICK, "--out", directory, "--quiet")
-    assert run_json("train", "--resume", "--out", directory, "--quiet")["step"] == 2
-    other = run("train", "--resume", "--out", directory, "--lr", "0.3")
-    assert other.exit_code == 2 and "lr was 0.05, is 0.3" in other.output
-    taken = run("train", *QUICK, "--out", directory)
-    assert taken.exit_code == 2 and "holds a run already" in taken.output
 
 
 def test_divergence_exits_1_with_one_line(tmp_path: Path):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,48 +64,3 @@ def test_being_stopped_keeps_a_checkpoint_of_the_last_step(how: str, tmp_path: P
     saves = sorted((directory / "checkpoint").iterdir())
     meta = json.loads((saves[-1] / "process-00000.json").read_text())
     assert (meta["step"], meta["num_nodes"]) == (last["step"], int(nodes))
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_a_node_that_is_killed_leaves_a_checkpoint_to_go_on_from(tmp_path: Path):
-    images = write_images(tmp_path / "images", ("train", "test"), classes=10, each=2, size=32)
-    directory = tmp_path / "run"
-    saves, written = directory / "checkpoint", directory / "records.jsonl"
-
-    def saved() -> list[Path]:
-        return sorted(saves.glob("*-step-*[0-9]")) if saves.exists() else []
-
-    plan = ["--data", "cifar10", "--data-path", str(images), "-n", "2", "--batch", "8"]
-    plan += ["--epochs", "100000", "--log-every", "1", "--evaluate-every", "2"]
-    with start(*plan, "--out", str(directory)) as process:
-        try:
-            wait_for(lambda: len(saved()) > 1, process)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-            victim = [pid for pid, command in commands.items() if b"spawn_main" in command][1]
-            os.kill(int(victim), signal.SIGKILL)
-            _, errors = process.communicate(timeout=HANG_SECONDS)
-        finally:
-            process.kill()
-    assert process.returncode == 1, errors
-    assert "node 1 was killed by SIGKILL" in errors and "Traceback" not in errors
-    steps = [int(save.name.rpartition("-")[2]) for save in saved()]
-    lines = written.read_text().splitlines()
-    with start("--resume", "--out", str(directory)) as process:
-        try:
-            wait_for(lambda: written.read_text().splitlines()[: len(lines)] != lines, process)
-            wait_for(lambda: records(directory)[-1]["step"] > max(steps), process)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=HANG_SECONDS)
-        finally:
-            process.kill()
-    assert process.returncode == 130, errors
-    found = records(directory, "step")
-    assert [record["step"] for record in found] == list(range(1, len(found) + 1))  # none is missing
-    assert len(found) > max(steps)

@@ -38,22 +38,3 @@ def test_any_step_can_be_asked_for_in_any_order():
 def test_an_epoch_is_as_many_samples_as_there_are(count: int, nodes: int, batch: int, steps: int):
     shards = split(torch.zeros(count, dtype=torch.int64), nodes, "iid", seed=0)
     assert Batches(shards, batch, seed=0).steps_per_epoch == steps
-
-
-@pytest.mark.parametrize("piece", [1, 2, 4, 8])
-def test_pieces_are_of_one_shape_and_a_pass_takes_every_image_once(piece: int):
-    shapes = (torch.arange(90) % 7 < 2).long()
-    shards = [torch.arange(0, 41), torch.arange(41, 90)]
-    batches = Batches(shards, 8, seed=0, groups=shapes, piece=piece)
-    for node, shard in enumerate(shards):
-        stream = torch.cat([batches.indices(step, node) for step in range(40)])
-        for first in range(0, len(stream) - len(shard), len(shard)):
-            taken = stream[first : first + len(shard)].sort().values
-            assert torch.equal(taken, shard)
-        mixed = sum(len(shapes[part].unique()) > 1 for part in stream.split(piece))
-        passes = len(stream) / len(shard)
-        assert mixed <= 2 * passes + 1  # only where a pass ends
-        plain = Batches(shards, 8, seed=0)
-        ungrouped = torch.cat([plain.indices(step, node) for step in range(40)])
-        before = sum(len(shapes[part].unique()) > 1 for part in ungrouped.split(piece))
-        assert piece == 1 or mixed < before / 2

@@ -54,9 +54,10 @@ def pack(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_idx_files_are_read_compressed_or_not(tmp_path: Path, ending: str):
-    file = tmp_path / f"values{ending}"
-    file.write_bytes(pack(idx((2, 3, 4))) if ending else idx((2, 3, 4)))
-    assert torch.equal(read_idx(file, (2, 3, 4)), torch.arange(24).byte().view(2, 3, 4))
+    content = idx((2, 3, 4))
+    (tmp_path / f"values{ending}").write_bytes(pack(content) if ending else content)
+    found = read_idx(tmp_path, "values", (2, 3, 4))
+    assert torch.equal(found, torch.arange(24).byte().view(2, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +65,12 @@ def test_idx_files_are_read_compressed_or_not(tmp_path: Path, ending: str):
     [
         (pack(idx((2, 3)))[:-12], "cannot be decompressed"),
         (b"<html>not found</html>", "cannot be decompressed"),
-        (pack(b""), "starts with nothing instead of 00 00 08 02"),
-        (pack(idx((2, 3), kind=13)), "starts with 00 00 0d 02"),
-        (pack(idx((6,))), "starts with 00 00 08 01"),
-        (pack(idx((3, 3))), r"array of \(3, 3\); Fashion-MNIST has \(2, 3\)"),
-        (pack(idx((2, 3))[:-1]), "has 5 values after its header, which says 6"),
-        (pack(idx((2, 3)) + b"x"), "has 7 values"),
+        (pack(idx((2, 3), kind=13)), "is not an idx file of"),
+        (pack(idx((3, 3))), "is not an idx file of"),
+        (pack(idx((2, 3))[:-1]), "is not an idx file of"),
     ],
 )
 def test_wrong_or_truncated_idx_files_are_refused(tmp_path: Path, content: bytes, message: str):
     (tmp_path / "values.gz").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read_idx(tmp_path / "values.gz", (2, 3))
+        read_idx(tmp_path, "values", (2, 3))

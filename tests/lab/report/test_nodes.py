@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from decentlam.lab.report import write
 from decentlam.lab.report.nodes import Nodes, merged, now
-from tests.lab.report.written_runs import EVIL, embedded_data, write_run
+from tests.lab.report.written_runs import EVIL, embedded_data, write_hostile_run, write_run
 
 
 def record(node: int, step: int, **values: Any) -> dict[str, Any]:
@@ -116,7 +117,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def test_cut_and_hostile_records_give_a_page(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_hostile_run(tmp_path / "run")
     (run / "nodes").mkdir()
     for k, content in enumerate(HOSTILE):
         text = content if isinstance(content, str) else json.dumps(content)
@@ -127,7 +128,13 @@ def test_cut_and_hostile_records_give_a_page(tmp_path: Path) -> None:
     page = write([run], tmp_path / "page.html")
     data = embedded_data(page)
     assert data["now"] is not None and EVIL in " ".join(data["now"]["warnings"])
-    assert page.read_text().count("<script") == 2 and "<img" not in page.read_text()
+    assert EVIL in [group["label"] for group in data["groups"]]
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, values: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(page.read_text())
+    assert tags.count("script") == 2
+    assert not {"img", "b", "iframe", "link", "object"} & set(tags)
 
 
 def test_processes_of_an_earlier_run_in_the_same_directory_do_not_count(tmp_path: Path) -> None:

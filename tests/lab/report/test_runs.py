@@ -69,7 +69,6 @@ def test_a_run_without_records_is_read_with_a_note(tmp_path: Path):
     (run / "records.jsonl").unlink()
     data = embedded_data(write([run], tmp_path / "page.html"))
     assert "there is no records.jsonl" in data["notes"][0]
-    assert data["groups"][0]["split"] is None
 
 
 def test_steps_that_a_resumed_run_did_again_count_once(tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -38,28 +37,18 @@ def write_run(
         "method": method, "topology": "ring", "nodes": 8, "model": "mlp", "data": "digits",
         "data_path": None, "shards": "label-sorted", "batch": 1024, "micro_batch": None,
         "epochs": float(EPOCHS), "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4,
-        "nesterov": False, "hyper": [], "schedule": "cosine", "warmup_epochs": 1.0, "seed": seed,
+        "hyper": [], "schedule": "cosine", "warmup_epochs": 1.0, "seed": seed,
         "precision": "float32", "evaluate_every": 1.0, **settings,
     }  # fmt: skip
     info = {
         "recipe": recipe,
-        "versions": {
-            "decentlam": "0.1.0",
-            "commit": "0f" * 20,
-            "python": "3.11.2",
-            "torch": "2.15.0",
-        },
-        "command": f"decentlam train --method {method} --topology {recipe['topology']} --nodes "
-        f"{recipe['nodes']} --shards {recipe['shards']} --batch {recipe['batch']} --seed {seed} "
-        f"--simulate --out {directory.name}",
+        "versions": {"decentlam": "0.1.0", "commit": "0f" * 20, "torch": "2.15.0"},
+        "command": f"decentlam train --method {method} --seed {seed} --out {directory.name}",
         "simulated": simulated,
         "started": "2026-11-15T12:00:00+00:00",
         "parameters": 25_450,
         "steps": EPOCHS * STEPS_PER_EPOCH,
         "steps_per_epoch": STEPS_PER_EPOCH,
-        "message_bytes": 101_800,
-        "peers": 2.0,
-        "rho": 0.8047,
         "machine": {"system": "Linux", "processor": "x86_64", "cores": 8},
     }
     (directory / "run.json").write_text(json.dumps(info))
@@ -69,48 +58,32 @@ def write_run(
 
 
 def measure(method: str, seed: int, status: str | None, until: float, recipe: dict[str, Any]):
-    draw = random.Random(f"{method} {seed} {recipe['batch']} {recipe['lr']}")
     accuracy, distance, wait = METHODS.get(method, (0.9, 0.1, 0.2))
-    accuracy -= 0.02 * math.log2(recipe["batch"] / 1024) * (0.97 - accuracy) / 0.02
-    accuracy += draw.gauss(0, 0.004)
+    accuracy += 0.003 * seed - 0.01 * recipe["lr"]
     steps = round(until * STEPS_PER_EPOCH)
     for k in range(steps + 1):
         epoch = k / STEPS_PER_EPOCH
-        blown = status == "diverged" and epoch > until - 1.5
+        lost = status == "diverged" and k >= steps - 2
         if k and k % LOG_EVERY == 0:
-            compute, data = 0.0121 * draw.uniform(0.95, 1.1), 0.0017 * draw.uniform(0.9, 1.2)
-            whole = (compute + data) / (1 - wait) + 0.0004
-            loss = (
-                0.04 + 2.26 * math.exp(-0.55 * epoch) + draw.gauss(0, 0.02) * math.exp(-0.1 * epoch)
-            )
-            if blown:
-                loss = None if k >= steps - 2 else loss * 40 ** (epoch - until + 1.5)
+            loss = 0.04 + 0.01 * seed + 2.26 * math.exp(-0.55 * epoch)
             yield {
-                "kind": "step", "step": k, "epoch": epoch, "loss": loss,
+                "kind": "step", "step": k, "epoch": epoch, "loss": None if lost else loss,
                 "lr": recipe["lr"] * min(epoch, 0.5 * (1 + math.cos(math.pi * epoch / EPOCHS))),
-                "step_seconds": whole, "data_seconds": data, "compute_seconds": compute,
-                "wait_seconds": wait * whole, "bytes_sent": 203_600,
-                "images_per_second": recipe["batch"] / whole,
+                "step_seconds": 0.02, "data_seconds": 0.002, "compute_seconds": 0.01,
+                "wait_seconds": wait * 0.02, "bytes_sent": 203_600,
+                "images_per_second": recipe["batch"] / 0.02,
             }  # fmt: skip
         if k % STEPS_PER_EPOCH == 0:
-            grown = 1 - 0.9 * math.exp(-0.5 * epoch) + draw.gauss(0, 0.004) * math.exp(-0.2 * epoch)
-            top = (
-                None
-                if blown and k == steps
-                else max(0.08, accuracy * grown) * (0.4 if blown else 1)
-            )
+            top = None if lost else accuracy * (1 - 0.9 * math.exp(-0.5 * epoch))
             spread = 0.1 * distance * (0.5 + math.exp(-0.3 * epoch))
             yield {
                 "kind": "evaluation", "step": k, "epoch": epoch, "averaged_top1": top,
-                "averaged_top5": top and min(1.0, top + 0.1),
-                "averaged_loss": top and 3 * (1 - top),
-                "nodes_top1": top and top - spread, "nodes_top1_min": top and top - 2 * spread,
-                "nodes_top1_max": top and top - 0.3 * spread, "nodes_loss": top and 3.2 * (1 - top),
-                "consensus_distance": distance * (0.2 + math.exp(-((epoch - 1.5) ** 2) / 3) * 3
-                + math.exp(-0.3 * epoch)) * draw.uniform(0.95, 1.05) if k else 0.0,
+                "averaged_loss": top and 3 * (1 - top), "nodes_top1": top and top - spread,
+                "nodes_top1_min": top and top - 2 * spread, "nodes_top1_max": top,
+                "consensus_distance": distance * (1 + 0.1 * seed) * math.exp(-0.3 * epoch),
             }  # fmt: skip
     if status is not None:
-        yield {"kind": "end", "step": steps, "status": status, "seconds": 0.0195 * steps}
+        yield {"kind": "end", "step": steps, "status": status, "seconds": 0.02 * steps}
 
 
 def last_evaluation(directory: Path) -> dict[str, Any]:

@@ -23,9 +23,7 @@ STUDIES_OF_ACCURACY = ("large-batch", "models", "topologies")
 def test_the_fixed_setting_is_the_recipe_of_the_bias():
     setting = accuracy.large_batch()
     here = accuracy.make(setting, setting.cases[0], "decentlam", 8000, 1.0, seed=0)
-    there = make_recipe(
-        "fashion-mlp", evaluate_every=20.0, log_every=50, stable="ignore", batch_norm="estimate"
-    )
+    there = make_recipe("fashion-mlp", evaluate_every=20.0, log_every=50, stable="ignore")
     assert here == there
     assert (here.lr, here.momentum, here.epochs, here.nodes) == (0.05, 0.9, 20.0, 8)
 
@@ -69,24 +67,19 @@ def run_here(directory: Path, *recipes: Recipe) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("study", ["models", "topologies"])
-def test_a_small_study_writes_a_row_per_method_and_no_more_runs_than_it_needs(
-    tmp_path: Path, study: str
-):
-    setting = STUDIES[study].recipe(quick=True)
-    cases = [case for case in setting.cases if case.name not in ("mesh", "symmetric-exponential")]
+def test_a_small_study_writes_a_row_per_method_and_no_more_runs_than_it_needs(tmp_path: Path):
+    setting = accuracy.topologies(quick=True)
+    cases = [
+        case for case in setting.cases if case.name in ("all-reduce", "bipartite-random-match")
+    ]
     cases = [replace(case, epochs=0.2, batches=case.batches[:1]) for case in cases]
     setting = replace(setting, cases=tuple(cases), seeds=(0,))
     jobs = [(case, method) for case in setting.cases for method in case.methods]
     recipes = [accuracy.make(setting, *job, job[0].batches[0], 1.0, 0) for job in jobs]
     run_here(tmp_path, *recipes)
-    result = perform(STUDIES[study], setting, tmp_path)
+    result = perform(accuracy.TOPOLOGIES, setting, tmp_path)
     assert [(row["case"], row["method"]) for row in result.table] == [(c.name, m) for c, m in jobs]
     assert len(list((tmp_path / "runs").iterdir())) == len(recipes)
-    growth = {(row["case"], row["method"]): row["disagreement_per_step"] for row in result.table}
-    if study == "topologies":
-        assert growth["bipartite-random-match", "decentlam"] > 1 > growth["ring", "decentlam"]
-        assert growth["all-reduce", "pmsgd"] is None
 
 
 def test_a_method_that_diverges_has_its_row_and_its_place_in_the_figure():

@@ -23,7 +23,6 @@ def record(**values: object) -> Record:
         "step": 9,
         "averaged_top1": 0.5,
         "nodes_top1": 0.25,
-        "growth": 0.9,
         "case": "ring",
         "chosen": True,
         "paper": None,

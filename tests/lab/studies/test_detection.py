@@ -1,4 +1,4 @@
-"""The study of Table 6 on drawn shapes: what it trains, its table and baselines."""
+"""The study of Table 6 on drawn shapes: what it trains, and its table."""
 
 from __future__ import annotations
 
@@ -31,18 +31,14 @@ def study(tmp_path_factory) -> tuple[Path, Result]:
     return directory, perform(detection.STUDY, setting, directory)
 
 
-def test_the_table_has_the_shape_of_table_6_and_the_baselines(study: tuple[Path, Result]):
+def test_the_table_has_the_shape_of_table_6(study: tuple[Path, Result]):
     _, result = study
     rows = {row["method"]: row for row in result.table}
-    assert list(rows) == [*METHODS, "untrained", "commonest boxes"]
+    assert list(rows) == list(METHODS)
     assert rows["decentlam"]["paper:_VOC_R-Net"] == "79.3"
     assert rows["dmsgd"]["paper:_COCO_R-Net"] == "36.1"
-    assert rows["untrained"]["paper:_VOC_R-Net"] is rows["untrained"]["nodes' AP50,_R-Net"] is None
-    assert float(rows["commonest boxes"]["AP50,_R-Net"]) >= float(rows["untrained"]["AP50,_R-Net"])
     assert {path.name for path in result.files} >= {"table.md", "detection.png", "records.jsonl"}
-    notes = " ".join(result.notes)
-    assert "8 for training, 5 for testing" in notes
-    assert "DecentLaM's lead over DmSGD in points of AP50" in notes
+    assert "DecentLaM's lead over DmSGD in points of AP50" in " ".join(result.notes)
 
 
 def test_the_study_trains_the_papers_methods():
@@ -51,7 +47,7 @@ def test_the_study_trains_the_papers_methods():
     assert [len(case.seeds) for case in setting.cases] >= [3, 1]
     assert {case.recipe for case in setting.cases} == {"bccd-faster-rcnn", "bccd-retinanet"}
     recipe = detection.trained(setting, setting.cases[0], "bccd", "pmsgd-lars", 1)
-    assert recipe.skip_bad_boxes and recipe.hyper == (("trust", setting.lars_trust),)
+    assert recipe.hyper == (("trust", setting.lars_trust),)
 
 
 def test_without_data_the_error_says_what_to_do(tmp_path: Path):

@@ -32,7 +32,7 @@ def test_a_sweep_says_how_many_and_repeats_only_what_is_not_over_or_was_another_
     found = sweep(recipes, tmp_path, ticks, jobs=1)
     assert [r["method"] for r in found] == ["dmsgd", "decentlam"]
     assert ticks[0] == (0, 2, "2 runs, 1 at a time")
-    assert ticks[-1] == (2, 2, "done")
+    assert ticks[-1][:2] == (2, 2)
     assert not list(tmp_path.glob("runs/*/checkpoint"))
     before = stamp(tmp_path)
     assert sweep(recipes, tmp_path, jobs=1) == found

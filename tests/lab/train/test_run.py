@@ -22,20 +22,16 @@ from tests.lab.helpers import NODES, StopAfter, assert_close, assert_same_run, r
 METHODS = ("decentlam", "dmsgd", "pmsgd")
 
 
-BATCH_NORM = {  # with pieces of 3 samples, the last of 2
-    how: recipe(method, model="cnn", micro_batch=3, batch_norm=how, epochs=2 / 22, nesterov=True)
-    for how, method in (("average", "awc-dmsgd"), ("estimate", "qg-dmsgd"))
-}
-
-
+# With pieces of 3 samples, the last of 2.
+NESTEROV = {"nesterov": True}
+BATCH_NORM = recipe("awc-dmsgd", model="cnn", micro_batch=3, epochs=2 / 22, hyper=NESTEROV)
 LONG = recipe(epochs=30 / 22)
 
 
 def all_scenarios(directory: Path) -> dict[str, Summary]:
     """One after the other in this process, which is one of the nodes."""
     summaries = {method: train(recipe(method), directory / method) for method in METHODS}
-    for how, plan in BATCH_NORM.items():
-        summaries[how] = train(plan, directory / how)
+    summaries["batch norm"] = train(BATCH_NORM, directory / "batch norm")
     summaries["long"] = train(LONG, directory / "long")
     summaries["interrupted"] = _interrupted(directory / "interrupted")
     summaries["resumed"] = train(LONG, directory / "interrupted", resume=True)
@@ -88,12 +84,9 @@ def test_processes_and_simulation_write_the_same_records(method: str, real, tmp_
     )
 
 
-@pytest.mark.parametrize("how", BATCH_NORM)
-def test_processes_and_simulation_agree_on_batch_norm_and_micro_batches(
-    how: str, real, tmp_path: Path
-):
-    train(BATCH_NORM[how], tmp_path / "run", simulate=True)
-    assert_close(real[0] / how, tmp_path / "run")
+def test_processes_and_simulation_agree_on_batch_norm_and_micro_batches(real, tmp_path: Path):
+    train(BATCH_NORM, tmp_path / "run", simulate=True)
+    assert_close(real[0] / "batch norm", tmp_path / "run")
 
 
 def test_run_json_says_what_was_run(real, tmp_path: Path):
@@ -103,11 +96,8 @@ def test_run_json_says_what_was_run(real, tmp_path: Path):
     assert (here["simulated"], there["simulated"]) == (True, False)
     weights = (64 * 128 + 128) + (128 * 128 + 128) + (128 * 10 + 10)
     for info in (here, there):
-        assert info["parameters"] == weights and info["message_bytes"] == 8 * weights
-        assert (info["steps"], info["steps_per_epoch"], info["peers"]) == (9, 22, 2.0)
-        assert info["rho"] == pytest.approx(0.8047, abs=1e-4)
+        assert (info["parameters"], info["steps"], info["steps_per_epoch"]) == (weights, 9, 22)
         assert info["versions"]["torch"] == torch.__version__
-    assert (tmp_path / "tensorboard").is_dir()
 
 
 def test_nodes_stop_at_the_same_step_when_one_is_interrupted(real):

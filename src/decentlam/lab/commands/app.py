@@ -52,7 +52,6 @@ def main(
       decentlam algorithms               what each method computes
       decentlam topology mesh -n 8       who talks to whom, and how fast they agree
       decentlam reproduce bias           why momentum hurts DmSGD and not DecentLaM
-      decentlam reproduce speedup        what more nodes buy
       decentlam simulate decentlam ring  one run with your own numbers
       decentlam recipes                  what can be trained
       decentlam train --recipe digits    a model on 4 processes of this machine

@@ -27,9 +27,7 @@ def reproduce(
     ],
     out: Annotated[str | None, out_option("Run directory; default out/STUDY.")] = None,
     seed: Seed = 0,
-    nodes: Annotated[
-        int | None, typer.Option("-n", "--nodes", help="Nodes; in speedup, the most.")
-    ] = None,
+    nodes: Annotated[int | None, typer.Option("-n", "--nodes", help="Number of nodes.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps and points.")] = False,
     data: Annotated[
         str | None, typer.Option(help="Train on this instead of Fashion-MNIST.")
@@ -61,8 +59,7 @@ def reproduce(
         raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
     where |= {"loopback": True} if loopback else {}
     recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
-    with progress(study) as tick:
-        result = perform(chosen, recipe, Path(out or f"out/{study}"), tick)
+    result = perform(chosen, recipe, Path(out or f"out/{study}"), progress(study))
     files = [str(path) for path in result.files]
     if as_json:
         return print_json(

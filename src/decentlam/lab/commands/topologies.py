@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from decentlam.lab.terminal import Json, Nodes, console, print_json, print_table
 
 
 def topologies(nodes: Nodes = 8, as_json: Json = False) -> None:
     """List the topologies, with rho and messages for so many nodes."""
-    from decentlam.lab.commands import catalogue
+    import inspect
 
-    rows = catalogue.topologies(nodes)
+    from decentlam.topology import TOPOLOGIES
+    from decentlam.topology.check import check_num_nodes
+
+    check_num_nodes(nodes, "a list of topologies")
+    rows = []
+    for name, constructor in TOPOLOGIES.items():
+        row: dict[str, Any] = dict.fromkeys(("name", "rho", "messages", "symmetric"))
+        row |= {"name": name, "summary": (inspect.getdoc(constructor) or "").split("\n")[0]}
+        try:
+            network = constructor(nodes)
+        except ValueError as error:  # so many nodes do not fit
+            rows.append(row | {"note": str(error)})
+            continue
+        row |= {"rho": round(network.rho, 6), "messages": network.max_peers}
+        rows.append(row | {"symmetric": network.symmetric, "note": network.description})
     if as_json:
         return print_json(rows)
-    keys = ("name", "rho", "messages", "symmetric", "summary")
-    print_table([{key: row[key] for key in keys} for row in rows])
+    print_table([{key: row[key] for key in row if key != "note"} for row in rows])
     console().print(
         f"\nWith {nodes} nodes. rho: the share of the disagreement that a step keeps, smaller is "
         "faster; messages: the most that a node sends in a step."

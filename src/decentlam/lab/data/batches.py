@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from torch import Tensor
 
 from decentlam.lab.data.base import Source
@@ -27,9 +26,6 @@ class Batches:
     A run whose nodes come and go has one shard, the whole set, and counts its batches instead of
     its steps: `indices(number, 0)` is the batch of whoever takes the `number`-th.
 
-    With `groups`, the group of each sample of the whole set, each run of `piece` samples of a node
-    is of one group where that is possible: images of like shape need little padding.
-
     >>> batches = Batches([torch.arange(6), torch.arange(6, 10)], batch_per_node=2, seed=0)
     >>> sorted(torch.cat([batches.indices(step, node=1) for step in (0, 1)]).tolist())
     [6, 7, 8, 9]
@@ -38,8 +34,6 @@ class Batches:
     shards: Sequence[Tensor]
     batch_per_node: int
     seed: int
-    groups: Tensor | None = None  # (N,)
-    piece: int = 1
     _passes: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -75,32 +69,5 @@ class Batches:
             draw = np.random.default_rng([_ORDER, self.seed, node, number])
             shard = self.shards[node]
             order = shard[torch.from_numpy(draw.permutation(len(shard)))]
-            if self.groups is not None:
-                order = arranged(order, self.groups[order], self.piece, number * len(shard), draw)
             kept = self._passes[node] = (number, order)
         return kept[1]
-
-
-def arranged(order: Tensor, groups: Tensor, piece: int, begun: int, draw: Generator) -> Tensor:
-    """Return the samples of `order`, each once, in runs of `piece` that are of one group.
-
-    A node takes `piece` samples at a time from an endless stream of passes, of which this one
-    begins at position `begun`. What is left over of the groups fills the rest of the piece that the
-    pass before began, and the end: only those pieces are mixed.
-
-    >>> import numpy as np
-    >>> order, groups = torch.arange(7), torch.tensor([0, 1, 0, 1, 0, 1, 1])
-    >>> arranged(order, groups, piece=2, begun=0, draw=np.random.default_rng(0)).tolist()
-    [5, 6, 0, 2, 1, 3, 4]
-    """
-    pieces: list[Tensor] = []
-    rest: list[Tensor] = []
-    for group in groups.unique():
-        for part in order[groups == group].split(piece):
-            (pieces if len(part) == piece else rest).append(part)
-    started = -begun % piece
-    while sum(len(part) for part in rest) < started:
-        rest.append(pieces.pop())
-    left = torch.cat([*rest, order[:0]])
-    shuffled = [pieces[k] for k in draw.permutation(len(pieces))]
-    return torch.cat([left[:started], *shuffled, left[started:]])

@@ -34,41 +34,27 @@ def fashion_mnist(path: str | Path | None = None) -> InMemory:
 
 def read_pair(folder: Path, prefix: str, count: int) -> tuple[Tensor, Tensor]:
     """Read images (count, 1, 28, 28), uint8, and labels (count,), int64."""
-    files = []
-    for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
-        file = _find(folder, name)
-        if file is None:
-            raise ValueError(f"there is no {name}.gz in {folder}. {HOW_TO_GET}")
-        files.append(file)
-    images = read_idx(files[0], (count, 28, 28)).unsqueeze(1)
-    return images, read_idx(files[1], (count,)).long()
+    images = read_idx(folder, f"{prefix}-images-idx3-ubyte", (count, 28, 28))
+    return images.unsqueeze(1), read_idx(folder, f"{prefix}-labels-idx1-ubyte", (count,)).long()
 
 
-def read_idx(file: Path, shape: tuple[int, ...]) -> Tensor:
+def read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> Tensor:
     """Read the bytes of an idx file, compressed or not, which must be of the given shape.
 
     The format: 0, 0, 8 for bytes, the number of dimensions; each dimension in 4 bytes, highest
     first; then the values.
     """
+    file = _find(folder, name)
+    if file is None:
+        raise ValueError(f"there is no {name}.gz in {folder}. {HOW_TO_GET}")
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} cannot be decompressed ({error}); get it anew") from error
-    magic, start = bytes([0, 0, 8, len(shape)]), 4 + 4 * len(shape)
-    if content[:4] != magic:
-        raise ValueError(
-            f"{file} is not an idx file of bytes in {len(shape)} dimensions: it starts with "
-            f"{content[:4].hex(' ') or 'nothing'} instead of {magic.hex(' ')}"
-        )
-    found = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    if found != shape:
-        raise ValueError(f"{file} holds an array of {found}; Fashion-MNIST has {shape} there")
-    values = np.frombuffer(content, np.uint8, offset=start)
-    if values.size != np.prod(shape):
-        raise ValueError(
-            f"{file} has {values.size:,} values after its header, which says {np.prod(shape):,}; "
-            "get it anew"
-        )
+    head = bytes([0, 0, 8, len(shape), *np.array(shape, ">u4").tobytes()])
+    if not content.startswith(head) or len(content) - len(head) != np.prod(shape):
+        raise ValueError(f"{file} is not an idx file of {shape} bytes; get it anew")
+    values = np.frombuffer(content, np.uint8, offset=len(head))
     return torch.from_numpy(values.reshape(shape).copy())
 
 

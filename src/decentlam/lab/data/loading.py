@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -88,9 +87,9 @@ def _from_processes(outcomes: _Outcomes[Item], workers: int) -> Generator[Item, 
         # The loader draws a seed for its workers, and would draw it from the global generator,
         # which a run without workers leaves alone.
         generator=torch.Generator(),
+        worker_init_fn=_ignore_sigterm,
     )
-    with _sigterm_blocked():
-        iterator = iter(loader)
+    iterator = iter(loader)
     try:
         for outcome in iterator:
             if isinstance(outcome, Exception):
@@ -100,19 +99,10 @@ def _from_processes(outcomes: _Outcomes[Item], workers: int) -> Generator[Item, 
         del iterator, loader  # the last references: this is what stops the workers
 
 
-@contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """Around the start of workers, who inherit it. Whoever stops a job may signal all its
-    processes, but the last step needs its data; workers end with the loader, or with the process
-    that they work for."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _ignore_sigterm(worker: int) -> None:
+    """Whoever stops a job may signal all its processes, but the last step needs its data; workers
+    end with the loader, or with the process that they work for."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _unchanged(item: Item) -> Item:

@@ -1,10 +1,10 @@
-"""One annotated image, and what is refused in an annotation."""
+"""One annotated image, and which of its boxes can be."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,55 +40,39 @@ class Box:
     ignored: bool = False
     area: float | None = None
 
-
-@dataclass(frozen=True)
-class BadBoxes:
-    """A rule for boxes that cannot be: refuse them, or leave them out and keep count."""
-
-    skip: bool = False
-    skipped: list[str] = field(default_factory=list)
-
-    def meet(self, complaint: str) -> None:
-        if not self.skip:
-            raise ValueError(
-                f"{complaint}. Correct it, or leave such boxes out with --skip-bad-boxes"
-            )
-        self.skipped.append(complaint)
+    def problem(self, width: int, height: int) -> str | None:
+        """Return why an image of this size cannot have the box, if it cannot."""
+        x1, y1, x2, y2 = self.corners
+        words = ", ".join(f"{value:g}" for value in self.corners)
+        if not all(map(math.isfinite, self.corners)):
+            return f"{self.where} is not finite: ({words})"
+        if x2 <= x1 or y2 <= y1:
+            return f"{self.where} has no size: from ({x1:g}, {y1:g}) to ({x2:g}, {y2:g})"
+        if min(x1, y1) < -_ROUNDING or x2 > width + _ROUNDING or y2 > height + _ROUNDING:
+            return f"{self.where} is outside its image of {width} x {height}: ({words})"
+        return None
 
 
 def annotate(
-    file: Path, width: int, height: int, boxes: Sequence[Box], bad: BadBoxes
+    file: Path, width: int, height: int, boxes: Sequence[Box], skipped: list[str]
 ) -> AnnotatedImage:
-    """Return the image with those of its boxes that can be."""
-    fitting = [box for box in boxes if _fits(box, width, height, bad)]
-    corners = np.array([box.corners for box in fitting], dtype=float).reshape(-1, 4)
+    """Return the image with those of its boxes that can be; add the others to `skipped`."""
+    problems = [box.problem(width, height) for box in boxes]
+    skipped += filter(None, problems)
+    boxes = [box for box, problem in zip(boxes, problems, strict=True) if problem is None]
+    corners = np.array([box.corners for box in boxes], dtype=float).reshape(-1, 4)
     corners = np.clip(corners, 0, [width, height, width, height])
-    sizes = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    areas = [size if b.area is None else b.area for b, size in zip(fitting, sizes, strict=True)]
+    sizes = (corners[:, 2:] - corners[:, :2]).prod(1)
+    areas = [size if b.area is None else b.area for b, size in zip(boxes, sizes, strict=True)]
     return AnnotatedImage(
         file,
         width,
         height,
         corners,
-        np.array([box.label for box in fitting], dtype=np.int64),
-        np.array([box.ignored for box in fitting], dtype=bool),
+        np.array([box.label for box in boxes], dtype=np.int64),
+        np.array([box.ignored for box in boxes], dtype=bool),
         np.array(areas, dtype=float),
     )
-
-
-def _fits(box: Box, width: int, height: int, bad: BadBoxes) -> bool:
-    x1, y1, x2, y2 = box.corners
-    words = ", ".join(f"{value:g}" for value in box.corners)
-    if not all(map(math.isfinite, box.corners)):
-        problem = f"is not finite: ({words})"
-    elif x2 <= x1 or y2 <= y1:
-        problem = f"has no size: from ({x1:g}, {y1:g}) to ({x2:g}, {y2:g})"
-    elif min(x1, y1) < -_ROUNDING or x2 > width + _ROUNDING or y2 > height + _ROUNDING:
-        problem = f"is outside its image of {width} x {height}: ({words})"
-    else:
-        return True
-    bad.meet(f"{box.where} {problem}")
-    return False
 
 
 def check_image(file: Path, width: int, height: int, where: str) -> None:

@@ -6,33 +6,29 @@ import math
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from decentlam.lab.detection.annotations import AnnotatedImage, BadBoxes, Box, annotate, check_image
+from decentlam.lab.detection.annotations import AnnotatedImage, Box, annotate, check_image
 from decentlam.lab.detection.images import AnnotatedSets
 from decentlam.lab.values import parse_json
 
-# Names of the two files in `annotations`: as published, then those of folders of one's own.
-_FILES = (("instances_train2017", "instances_val2017"), ("train", "val"))
+_FILES = ("instances_train2017.json", "instances_val2017.json")
 
 
-def read_coco(path: Path, bad: BadBoxes) -> AnnotatedSets:
+def read_coco(path: Path, skipped: list[str]) -> AnnotatedSets:
     """Read the training and the test set; labels are the category ids, as in torchvision's
     weights."""
-    folder = path / "annotations"
-    pairs = [[folder / f"{name}.json" for name in pair] for pair in _FILES]
-    found = next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
-    if found is None:
-        names = " or ".join(" and ".join(f"{name}.json" for name in pair) for pair in _FILES)
-        raise ValueError(f"{folder} should have {names}, and has none of these pairs")
-    (train_names, train), (test_names, test) = (_read(path, file, bad) for file in found)
+    found = [path / "annotations" / name for name in _FILES]
+    if not all(file.is_file() for file in found):
+        raise ValueError(f"{path / 'annotations'} should have {' and '.join(_FILES)}")
+    (train_names, train), (test_names, test) = (_read(path, file, skipped) for file in found)
     if train_names != test_names:
         differing = sorted(set(train_names.items()) ^ set(test_names.items()))[:3]
         raise ValueError(f"{found[0]} and {found[1]} have different categories: {differing}")
-    return AnnotatedSets(train_names, train, test)
+    return train_names, train, test
 
 
 def _read(
-    root: Path, file: Path, bad: BadBoxes
-) -> tuple[dict[int, str], tuple[AnnotatedImage, ...]]:
+    root: Path, file: Path, skipped: list[str]
+) -> tuple[dict[int, str], list[AnnotatedImage]]:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
@@ -52,12 +48,10 @@ def _read(
             raise ValueError(f"{file}: an annotation is of image {number!r}, which is not listed")
         objects[number].append(_object(entry, f"{file}: annotation {entry.get('id')}", names))
     part = file.stem.removeprefix("instances_")
-    # COCO128 keeps the images of both parts with the training set.
-    folders = [root / part, root / "images" / part, root / "images"]
-    folders += [root / part.replace("val", "train")]
-    return names, tuple(
-        _image(entry, objects[number], file, folders, bad) for number, entry in images.items()
-    )
+    folders = [root / part, root / "images" / part]
+    return names, [
+        _image(entry, objects[number], file, folders, skipped) for number, entry in images.items()
+    ]
 
 
 def _object(entry: dict[str, Any], where: str, names: dict[int, str]) -> Box:
@@ -82,7 +76,7 @@ def _number(value: Any) -> TypeGuard[float]:
 
 
 def _image(
-    entry: dict[str, Any], objects: list[Box], file: Path, folders: list[Path], bad: BadBoxes
+    entry: dict[str, Any], objects: list[Box], file: Path, folders: list[Path], skipped: list[str]
 ) -> AnnotatedImage:
     where, name = f"{file}: image {entry['id']}", entry.get("file_name")
     width, height = entry.get("width"), entry.get("height")
@@ -90,4 +84,4 @@ def _image(
         raise ValueError(f"{where} needs a file_name, a width and a height, has {entry}")
     found = [folder / name for folder in folders if (folder / name).is_file()]
     check_image(found[0] if found else folders[0] / name, width, height, where)
-    return annotate(found[0], width, height, objects, bad)
+    return annotate(found[0], width, height, objects, skipped)

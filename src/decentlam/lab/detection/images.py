@@ -18,13 +18,8 @@ _KEPT_BYTES = 2**28  # sets of images that take less are decoded once and kept
 _TEST_PIXELS = 2**20  # of a test batch
 
 
-@dataclass(frozen=True)
-class AnnotatedSets:
-    """The two parts of a data set, as a reader returns them."""
-
-    names: dict[int, str]  # of the labels
-    train: tuple[AnnotatedImage, ...]
-    test: tuple[AnnotatedImage, ...]
+# What a reader returns: the names of the labels, the training set, the test set.
+AnnotatedSets = tuple[dict[int, str], list[AnnotatedImage], list[AnnotatedImage]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +60,10 @@ class DetectionData:
 
     name: str
     names: dict[int, str]  # of the labels, from 1 on; 0 is the background
-    train: tuple[AnnotatedImage, ...]
-    test: tuple[AnnotatedImage, ...]
+    train: list[AnnotatedImage]
+    test: list[AnnotatedImage]
     image_size: int
-    skipped: tuple[str, ...] = ()  # the boxes that were left out, in words
+    skipped: list[str]  # the boxes that were left out, in words
     _kept: dict[AnnotatedImage, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -80,11 +75,6 @@ class DetectionData:
     def labels(self) -> Tensor:
         """Return what shards are sorted by: the main label of each training image."""
         return torch.tensor([image.main_label for image in self.train])
-
-    @property
-    def shapes(self) -> Tensor:
-        """The group of each training image: 0 if it is higher than wide, else 1."""
-        return torch.tensor([int(image.width >= image.height) for image in self.train])
 
     @property
     def shared(self) -> int:

@@ -30,7 +30,7 @@ class Detection:
     @classmethod
     def of(cls, recipe: Recipe, numerics: Numerics) -> Detection:
         """Make the task of a recipe, its data read and checked."""
-        data = load_boxes(recipe.data, recipe.data_path, recipe.image_size, recipe.skip_bad_boxes)
+        data = load_boxes(recipe.data, recipe.data_path, recipe.image_size)
         return cls(recipe, data, numerics)
 
     @property
@@ -46,10 +46,6 @@ class Detection:
                 "on them say nothing about unseen ones"
             )
         return notes
-
-    @property
-    def shapes(self) -> Tensor:
-        return self.data.shapes
 
     def pieces(self, batch: DetectionBatch, size: int | None) -> list[tuple[DetectionBatch, float]]:
         size = size or len(batch)
@@ -83,9 +79,6 @@ class Detection:
             with self.numerics.autocast():
                 losses: dict[str, Tensor] = model(images, targets)
         return torch.stack(list(losses.values())).sum()
-
-    def settle(self, average: nn.Module) -> None:
-        """Batch norm is frozen, or there is none."""
 
     def test_batches(self, workers: int) -> Iterator[TestBatch]:
         return self.data.test_batches(workers)

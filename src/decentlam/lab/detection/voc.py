@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from decentlam.lab.detection.annotations import AnnotatedImage, BadBoxes, Box, annotate, check_image
+from decentlam.lab.detection.annotations import AnnotatedImage, Box, annotate, check_image
 from decentlam.lab.detection.images import AnnotatedSets
 
 VOC_CLASSES = (
@@ -21,7 +21,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-def read_voc(path: Path, bad: BadBoxes, classes: tuple[str, ...]) -> AnnotatedSets:
+def read_voc(path: Path, skipped: list[str], classes: tuple[str, ...]) -> AnnotatedSets:
     """Read the training and the test set of a folder in this layout.
 
     With VOC2007 and VOC2012 side by side: both trainval parts, and the test part of 2007, as
@@ -40,12 +40,14 @@ def read_voc(path: Path, bad: BadBoxes, classes: tuple[str, ...]) -> AnnotatedSe
             [(year, "test" if tested else "val")],
         )
     folder = train[0][0]
-    names = _classes(folder / CLASSES_FILE) if (folder / CLASSES_FILE).is_file() else classes
-    labels = {name: label for label, name in enumerate(names, start=1)}
-    return AnnotatedSets(
+    if (folder / CLASSES_FILE).is_file():
+        lines = map(str.strip, (folder / CLASSES_FILE).read_text(encoding="utf-8").splitlines())
+        classes = tuple(filter(None, lines))
+    labels = {name: label for label, name in enumerate(classes, start=1)}
+    return (
         {label: name for name, label in labels.items()},
-        tuple(image for part in train for image in _read(*part, labels, bad)),
-        tuple(image for part in test for image in _read(*part, labels, bad)),
+        [image for part in train for image in _read(*part, labels, skipped)],
+        [image for part in test for image in _read(*part, labels, skipped)],
     )
 
 
@@ -64,13 +66,9 @@ def _lists(year: Path) -> Path:
     return year / "ImageSets" / "Main"
 
 
-def _classes(file: Path) -> tuple[str, ...]:
-    names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    names = [name for name in names if name]
-    return tuple(names)
-
-
-def _read(year: Path, part: str, labels: dict[str, int], bad: BadBoxes) -> list[AnnotatedImage]:
+def _read(
+    year: Path, part: str, labels: dict[str, int], skipped: list[str]
+) -> list[AnnotatedImage]:
     file = _lists(year) / f"{part}.txt"
     if not file.is_file():
         raise ValueError(f"there is no {file}, the list of the images of {part}")
@@ -81,10 +79,10 @@ def _read(year: Path, part: str, labels: dict[str, int], bad: BadBoxes) -> list[
         raise ValueError(f"{file} names no image")
     if len(set(ids)) < len(ids):
         raise ValueError(f"{file} names an image twice")
-    return [_read_one(year, name, labels, bad) for name in ids]
+    return [_read_one(year, name, labels, skipped) for name in ids]
 
 
-def _read_one(year: Path, name: str, labels: dict[str, int], bad: BadBoxes) -> AnnotatedImage:
+def _read_one(year: Path, name: str, labels: dict[str, int], skipped: list[str]) -> AnnotatedImage:
     file = year / "Annotations" / f"{name}.xml"
     try:
         root = ElementTree.parse(file).getroot()
@@ -99,7 +97,7 @@ def _read_one(year: Path, name: str, labels: dict[str, int], bad: BadBoxes) -> A
     image = next((stem for stem in stems if stem.is_file()), stems[0])
     check_image(image, width, height, str(file))
     objects = [_object(node, k, file, labels) for k, node in enumerate(root.findall("object"), 1)]
-    return annotate(image, width, height, objects, bad)
+    return annotate(image, width, height, objects, skipped)
 
 
 def _size(root: Element, side: str, file: Path) -> int:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -111,23 +108,6 @@ def _readme(**options: Any) -> Build:
     return build
 
 
-def _monitored(model: nn.Module, loss: Loss) -> Training:
-    """Build the same, watched as `decentlam train` watches it."""
-    training = _readme()(model, loss)
-    optimizer: Any = training.optimizer
-    own = tempfile.mkdtemp(prefix="decentlam-")
-    watch = decentlam.monitor(optimizer, optimizer.network.gather(own)[0])
-
-    def logged(inner: nn.Module) -> Tensor:
-        value = loss(inner)
-        watch.log(loss=value)
-        return value
-
-    weakref.finalize(training, shutil.rmtree, own)
-    training.loss = logged
-    return training
-
-
 def _local_steps(**options: Any) -> Build:
     """Build local steps of the optimizer that the limit runs with."""
 
@@ -199,7 +179,6 @@ CONTENDERS: dict[str, Contender] = {
         _ours(_LAM, _ONE_PEER, overlap=True, message_dtype=torch.float16)
     ),
     "DecentLaM as it comes": Contender(_readme(), _AUTO_STEPS),
-    "DecentLaM as it comes, monitored": Contender(_monitored, _AUTO_STEPS),
     "DecentLaM as it comes, shared_memory=False": Contender(
         _readme(shared_memory=False), _AUTO_STEPS
     ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from decentlam.lab import plot_style
 from decentlam.lab.report import curves, nodes
 from decentlam.lab.report.formatting import (
     Spread,
-    bytes_of,
     counted,
     duration,
     listed,
@@ -22,25 +21,15 @@ from decentlam.lab.report.formatting import (
 from decentlam.lab.report.nodes import Process
 from decentlam.lab.report.run_groups import Group, Setting, collect
 from decentlam.lab.report.runs import Run, number
-from decentlam.lab.topology_drawing import LARGEST, positions
 from decentlam.lab.values import Record
-from decentlam.topology import resolve
 
-_PANELS, _MOST_EDGES = 4, 5000  # steps of a network that are drawn; edges beyond are a blot
 _DASHES = ("", "6 3", "2 2", "8 2 2 2", "4 4", "1 2")  # of one method's lines
-PARTS = {
-    "data": "data_seconds",
-    "compute": "compute_seconds",
-    "wait for other nodes": "wait_seconds",
-}
 
 
 def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
     """Return everything that the page shows of these runs, and of the processes of one."""
     processes = nodes.of_this_run(processes, runs[0].info)
     scripted = bool(processes) and not runs[0].steps
-    if scripted:
-        runs = [replace(runs[0], steps=nodes.steps(processes))]
     settings = collect(runs)
     several = [run for run in runs if run.status == "diverged"]
     notes = [f"{run.directory.name}: {note}." for run in runs for note in run.notes]
@@ -52,13 +41,14 @@ def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
         per_epoch = 1.0 if scripted else number(runs[0].info.get("steps_per_epoch")) or 1.0
         charts = curves.with_nodes(charts, nodes.curves(processes, per_epoch))
     trained = f"{_either(runs, 'model')} on {_either(runs, 'data')}"
+    count = _either(runs, "nodes")
     return {
-        "title": f"{runs[0].directory.resolve().name if scripted else trained}, {_nodes(runs)}",
+        "title": f"{runs[0].directory.resolve().name if scripted else trained}, "
+        + ("one node" if count == "1" else f"{count} nodes"),
         "now": nodes.now(processes, runs[0].info),
         "axis": "step" if scripted else "epoch",
         "scripted": scripted,  # nothing is known but what `decentlam.monitor` wrote
         "lead": _lead(runs, settings),
-        "numbers": [] if scripted else _numbers(runs, settings),
         "notes": notes,
         "settings": [setting.label for setting in settings],
         "columns": [[column.head, column.unit] for column in COLUMNS],
@@ -68,8 +58,6 @@ def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
             for group in setting.groups
         ],
         "charts": charts,
-        "parts": [*PARTS, "other"],
-        "networks": _networks(runs),
         "facts": {
             "Machine and versions": _common([_environment(run) for run in runs]),
             "Settings of all runs": {
@@ -92,43 +80,6 @@ def _lead(runs: Sequence[Run], settings: Sequence[Setting]) -> str:
     return " ".join(sentences)
 
 
-def _numbers(runs: Sequence[Run], settings: Sequence[Setting]) -> list[list[str]]:
-    """Return [what, number, more] of six numbers."""
-    rho, message, steps, size = (
-        _same(runs, key) for key in ("rho", "message_bytes", "steps", "parameters")
-    )
-    return [
-        _headline(settings),
-        ["runs", f"{len(runs)}", counted(len({run.recipe["method"] for run in runs}), "method")],
-        ["nodes", _either(runs, "nodes"), "" if rho is None else f"ρ = {rho:.3f}"],
-        ["samples per step", _either(runs, "batch"), f"learning rate {_either(runs, 'lr')}"],
-        ["epochs", _either(runs, "epochs"), "" if steps is None else f"{steps:,.0f} steps"],
-        [
-            "parameters",
-            "several" if size is None else f"{size:,.0f}",
-            f"{bytes_of(message)} per message" if message else "",
-        ],
-    ]
-
-
-def _headline(settings: Sequence[Setting]) -> list[str]:
-    if len(settings) > 1:
-        return ["settings", f"{len(settings)}", "choose one below"]
-    score = COLUMNS[0].value
-    groups = settings[0].groups
-    found = [(value, group) for group in groups if group.finished and (value := score(group))]
-    if not found:
-        return ["averaged model", "–", "no run has finished"]
-    value, group = max(found, key=lambda pair: pair[0][0])
-    name = f"{'best ' * (len(groups) > 1)}averaged model"
-    return [name, f"{percent((value[0], None))} %", f"{group.label} {group.detail}".strip()]
-
-
-def _nodes(runs: Sequence[Run]) -> str:
-    nodes = _either(runs, "nodes")
-    return "one node" if nodes == "1" else f"{nodes} nodes"
-
-
 def _either(runs: Sequence[Run], field: str) -> str:
     """Return the values of a field: 8, or 8, 16 or 32, or 2 to 64 if they are many."""
     found = {value_text(run.recipe.get(field, "?")): run.recipe.get(field, "?") for run in runs}
@@ -141,12 +92,6 @@ def _either(runs: Sequence[Run], field: str) -> str:
     return listed(shown).replace(" and ", " or ")
 
 
-def _same(runs: Sequence[Run], key: str) -> float | None:
-    """Return a number of run.json that is the same for all runs that have it."""
-    values = {number(run.info.get(key)) for run in runs} - {None}
-    return values.pop() if len(values) == 1 else None
-
-
 # A row of the table, and all else about a group --------------------------------------------------
 
 
@@ -156,7 +101,6 @@ class Column:
     unit: str
     value: Callable[[Group], Spread | None]
     show: Callable[[Spread | None], str]
-    best: Callable[..., Spread]  # max or min
     below: Callable[[Group], str] = lambda group: ""  # a second, smaller line
 
 
@@ -202,16 +146,15 @@ def _progress(group: Group) -> str:
 
 
 COLUMNS = (
-    Column("averaged model", "%", _last("averaged_{}"), percent, max, _progress),
-    Column("node mean", "%", _last("nodes_{}"), percent, max, _worst_to_best),
-    Column("consensus distance", "", _last("consensus_distance"), quantity, min),
-    Column("images", "per s", lambda g: spread([_rate(r) for r in g.averaged]), quantity, max),
+    Column("averaged model", "%", _last("averaged_{}"), percent, _progress),
+    Column("node mean", "%", _last("nodes_{}"), percent, _worst_to_best),
+    Column("consensus distance", "", _last("consensus_distance"), quantity),
+    Column("images", "per s", lambda g: spread([_rate(r) for r in g.averaged]), quantity),
     Column(
         "wait",
         "% of time",
         lambda g: spread([_wait(r) for r in g.averaged]),
         lambda value: percent(value, digits=1),
-        min,
     ),
 )
 
@@ -224,9 +167,6 @@ def _group(group: Group, at: int, setting: Setting) -> Record:
         if line["linestyle"] == "-"
         else " ".join(f"{line['linewidth'] * part:g}" for part in line["linestyle"][1])
     )
-    parts = split(group)
-    sent = [number(r.get("bytes_sent")) for run in group.averaged for r in run.timed]
-    known = [value for value in sent if value is not None]
     return {
         "index": group.index,
         "setting": at,
@@ -238,42 +178,15 @@ def _group(group: Group, at: int, setting: Setting) -> Record:
         "status": group.status(),
         "bad": any(run.status == "diverged" for run in group.runs),
         "seeds": ", ".join(value_text(run.recipe.get("seed", "?")) for run in group.runs),
-        "cells": [_cell(group, column, setting.groups) for column in COLUMNS],
-        "split": parts and [*parts.values()],
-        "whole": duration(sum(parts.values())) if parts else "",
-        "sent": f"{bytes_of(sum(known) / len(known))} sent" if known else "",
+        "cells": [_cell(group, column) for column in COLUMNS],
         "runs": [_run(run) for run in group.runs],
     }
 
 
-def _cell(group: Group, column: Column, groups: Sequence[Group]) -> Record:
-    value = column.value(group)
-    text = column.show(value)
-    if not group.averaged and column is COLUMNS[0]:
-        text = "diverged"
-    rivals = [found for g in groups if g.finished and (found := column.value(g))]
-    top = column.best(rivals, key=lambda found: found[0]) if len(rivals) > 1 else None
-    alike = len({column.show(found) for found in rivals}) == 1
-    best = group.finished and top is not None and not alike and text == column.show(top)
-    return {
-        "text": text,
-        "value": value and value[0],
-        "below": column.below(group),
-        "best": best,
-    }
-
-
-def split(group: Group) -> dict[str, float] | None:
-    """Return seconds per step by part, over all records of the averaged runs."""
-    count = sum(len(run.timed) for run in group.averaged)
-    if not count or not sum(run.total("step_seconds") for run in group.averaged):
-        return None
-
-    def mean(key: str) -> float:
-        return sum(run.total(key) for run in group.averaged) / count
-
-    parts = {part: mean(key) for part, key in PARTS.items()}
-    return {**parts, "other": max(0.0, mean("step_seconds") - sum(parts.values()))}
+def _cell(group: Group, column: Column) -> list[str]:
+    """Return the text of a cell, and a smaller line below it."""
+    lost = not group.averaged and column is COLUMNS[0]
+    return ["diverged" if lost else column.show(column.value(group)), column.below(group)]
 
 
 def _run(run: Run) -> Record:
@@ -302,42 +215,4 @@ def _environment(run: Run) -> dict[str, str]:
 def _common(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         key: value for key, value in facts[0].items() if all(of.get(key) == value for of in facts)
-    }
-
-
-# Networks ----------------------------------------------------------------------------------------
-
-
-def _networks(runs: Sequence[Run]) -> list[Record]:
-    """Return a drawing for every topology that the runs used."""
-    asked = [(run.recipe.get("topology"), run.recipe.get("nodes")) for run in runs]
-    return [_network(name, nodes) for name, nodes in {repr(p): p for p in asked}.values()]
-
-
-def _network(name: Any, nodes: Any) -> Record:
-    try:
-        topology = resolve(name, nodes)
-    except (TypeError, ValueError) as error:
-        return {"caption": f"{name} with {nodes} nodes is not drawn: {error}.", "panels": []}
-    first = topology.sparse(0)
-    drawn = nodes <= LARGEST and len(first.values) <= _MOST_EDGES
-    period = topology.period
-    steps = range(min(period or _PANELS, _PANELS)) if drawn else range(0)
-    change = {None: " Random at every step: the first are shown.", 1: ""}
-    caption = (
-        f"{topology.name}, {counted(nodes, 'node')}. A step keeps {abs(topology.rho):.3f} of a "
-        "disagreement (ρ)." + change.get(period, f" It repeats every {period} steps.")
-    )
-    return {
-        "caption": caption if drawn else f"{caption} It is too large to draw.",
-        "places": (positions(topology) * (1, -1)).round(4).tolist() if drawn else [],
-        "directed": not topology.symmetric,
-        "panels": [
-            sorted(
-                [int(b), int(a)]
-                for a, b in zip(w.rows, w.columns, strict=True)
-                if (a != b if not topology.symmetric else a < b)
-            )
-            for w in (topology.sparse(step) for step in steps)
-        ],
     }

@@ -96,6 +96,7 @@ def with_nodes(charts: list[Record], bands: dict[str, Record]) -> list[Record]:
             "Distance of the nodes from their average, estimated from what mixing moves.",
             "log",
         ),
+        "lr": ("Learning rate", "Of the nodes.", ""),
     }
     drawn: list[Record] = []
     for name, band in bands.items():

@@ -136,9 +136,9 @@ def merged(processes: Sequence[Process], key: str) -> list[tuple[float, float, f
 
 
 def curves(processes: Sequence[Process], per_epoch: float) -> dict[str, Record]:
-    """Return the band of the loss, and the disagreement, over epochs."""
+    """Return loss, disagreement and lr over epochs, each as a band over the processes."""
     lines = {}
-    for key in ("loss", "disagreement"):
+    for key in ("loss", "disagreement", "lr"):
         points = merged(processes, key)
         if points:
             x, y, low, high = zip(*points, strict=True)
@@ -150,19 +150,6 @@ def curves(processes: Sequence[Process], per_epoch: float) -> dict[str, Record]:
                 },
             }
     return lines
-
-
-def steps(processes: Sequence[Process]) -> tuple[Record, ...]:
-    """Return step records, as `decentlam train` writes them, of a script that has none."""
-    keys = ("loss", "lr", "step_seconds", "wait_seconds", "data_seconds", "bytes_sent")
-    found: dict[float, Record] = {}
-    for key in keys:
-        for step, mean, _, _ in merged(processes, key):
-            found.setdefault(step, {"kind": "step", "step": step, "epoch": step})[key] = mean
-    for record in found.values():
-        rest = (record.get(key) or 0.0 for key in ("wait_seconds", "data_seconds"))
-        record["compute_seconds"] = max(0.0, (record.get("step_seconds") or 0.0) - sum(rest))
-    return tuple(found[step] for step in sorted(found))
 
 
 # Now ---------------------------------------------------------------------------------------------
@@ -179,10 +166,6 @@ def now(processes: Sequence[Process], info: Record) -> Record | None:
     usual = statistics.median(_own(p.last) for p in here) if here else 0.0
     rows = [_row(p, states[p.member], usual) for p in processes]
     rows.sort(key=lambda row: (row["state"] == "lost", -row["late"]))
-    if info.get("simulated"):  # one after another in one process: no node is late
-        rows.sort(key=lambda row: -(row["loss"] or 0.0))
-        for row in rows:
-            row |= {"split": [], "whole": "" if row["loss"] is None else f"loss {row['loss']:.4g}"}
     return {
         "numbers": _numbers(here, rows, fresh, info),
         "nodes": rows,
@@ -226,7 +209,6 @@ def _row(process: Process, state: str, usual: float) -> Record:
         "loss": last["loss"],
         "split": [data, max(0.0, _own(last) - data), wait],
         "whole": duration(last["step_seconds"]),
-        "rate": bytes_of((last["bytes_sent"] or 0.0) / (last["step_seconds"] or 1.0)) + "/s",
     }
 
 
@@ -244,7 +226,6 @@ def _numbers(
     sent = _median(here, lambda last: last["bytes_sent"] or 0.0)
     size, n = number(info.get("parameters")), len(fresh["members"])
     slow = max(rows, key=lambda row: row["late"])
-    slowest = [["slowest", slow["name"], f"{slow['late']:+.0%} beside the median, without waiting"]]
     changes = [f"{count} {what}" for count, what in ((lost, "lost"), (joined, "joined")) if count]
     epoch = f"epoch {step / per_epoch:.4g}" if per_epoch else ""
     left = (
@@ -267,7 +248,7 @@ def _numbers(
             if size
             else "",
         ],
-        *([] if info.get("simulated") else slowest),
+        ["slowest", slow["name"], f"{slow['late']:+.0%} beside the median, without waiting"],
         ["learning rate", "–" if fresh["lr"] is None else f"{fresh['lr']:.4g}", ""],
     ]
 

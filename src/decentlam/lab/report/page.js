@@ -88,50 +88,27 @@
       "no answer; these are the last values")];
     return [html("p", { class: "kicker" }, data.live ? "decentlam " : "decentlam report",
       ...(data.live ? live : [])), html("h1", {}, data.title),
-      html("p", { class: "lead" }, data.lead),
-      ...(data.numbers.length && !data.live ? [numbers(data.numbers)] : [])];
+      html("p", { class: "lead" }, data.lead)];
   }
 
   function results() {
     const heads = [["method", ""], ...data.columns, ["status", ""]];
     const table = html("table", { class: "results" },
-      html("thead", {}, html("tr", {}, ...heads.map(([head, unit], at) => {
-        const button = html("button", { type: "button" }, head, ...small(unit && ` ${unit}`));
-        const cell = html("th", { scope: "col" }, button);
-        button.addEventListener("click", () => sortBy(table, at, cell));
-        return cell;
-      }))),
+      html("thead", {}, html("tr", {}, ...heads.map(([head, unit]) =>
+        html("th", { scope: "col" }, head, ...small(unit && ` ${unit}`))))),
       html("tbody", {}, ...here().map((group) => html("tr", { "data-group": group.index },
-        html("th", { scope: "row", "data-value": `${group.label} ${group.detail}` },
-          html("div", { title: `seeds ${group.seeds}` }, ...named(group))),
-        ...group.cells.map((cell) => html("td", { "data-value": cell.value ?? "" },
-          cell.best ? html("strong", {}, html("span", { role: "img", "aria-label": "best" }, "★"),
-            ` ${cell.text}`) : cell.text, ...small(cell.below))),
-        html("td", { class: group.bad ? "status bad" : "status", "data-value": group.status },
-          group.status)))));
+        html("th", { scope: "row" }, html("div", { title: `seeds ${group.seeds}` }, ...named(group))),
+        ...group.cells.map(([text, below]) => html("td", {}, text, ...small(below))),
+        html("td", { class: group.bad ? "status bad" : "status" }, group.status)))));
     const frame = { class: "scroll", tabindex: 0, role: "region", "aria-label": "Results" };
     return [html("div", frame, table),
       html("p", { class: "small" }, "On the test data at the end of training, ± standard deviation "
         + "between seeds. Averaged model: the parameters of all nodes averaged. Node mean: every "
         + "node’s own model, from the worst node to the best below it. Consensus distance: the "
         + "root mean square distance of the nodes from their average. Wait: the share of a step "
-        + "spent waiting for other nodes. ★ is the best of its column among finished runs."),
+        + "spent waiting for other nodes."),
       ...(data.notes.length ? [html("ul", { class: "odd", "aria-label": "Notes" },
         ...data.notes.map((note) => html("li", {}, note)))] : [])];
-  }
-
-  function sortBy(table, column, head) {
-    const body = table.tBodies[0], rows = [...body.rows];
-    const value = (row) => row.cells[column].dataset.value;
-    const known = rows.filter((row) => value(row) !== "");
-    const numeric = known.every((row) => !Number.isNaN(Number(value(row))));
-    const before = head.getAttribute("aria-sort");
-    const down = before ? before === "ascending" : numeric; // numbers start with the largest
-    const compare = (a, b) => (numeric ? a - b : a.localeCompare(b)) * (down ? -1 : 1);
-    known.sort((a, b) => compare(value(a), value(b)));
-    body.append(...known, ...rows.filter((row) => value(row) === "")); // the unknown come last
-    for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
   }
 
   // The nodes, now -----------------------------------------------------------------------------
@@ -147,16 +124,10 @@
 
   function state() {
     const now = data.now, rows = new Map(now.nodes.map((row) => [row.member, row]));
-    const look = (at) => {
-      const { title, ...more } = looks(rows.get(now.members[at]));
-      return { title, ...more };
-    };
+    const of = (at) => rows.get(now.members[at]);
+    const name = (at) => (of(at).state === "lost" ? "×" : of(at).name.replace(/^\D+/, ""));
     const label = `${now.nodes.length} nodes. ${now.caption}`;
-    const picture = graph(now.places, now.edges, label, { look,
-      name: (at) => {
-        const row = rows.get(now.members[at]);
-        return row.state === "lost" ? "×" : row.name.replace(/^\D+/, "");
-      } });
+    const picture = graph(now.places, now.edges, label, (at) => looks(of(at)), name);
     const few = now.nodes.length > 16;
     const listed = few ? now.nodes.filter((row) => row.state !== "ok").slice(0, 8)
       .concat(now.nodes.filter((row) => row.state === "ok").slice(0, 8)) : now.nodes;
@@ -180,15 +151,14 @@
       ...(now.warnings.length ? [html("ul", { class: "odd", "aria-label": "Warnings" },
         ...now.warnings.map((text) => html("li", {}, text)))] : []),
       html("div", { class: "state" },
-        html("figure", { class: "network" }, html("div", { class: "panels" },
-          html("div", {}, picture)), html("figcaption", {}, now.caption + late)),
+        html("figure", { class: "network" }, picture, html("figcaption", {}, now.caption + late)),
         html("div", {}, legend_of(now.parts, listed.map((row) => row.split), longest),
           html("div", { class: "bars" }, ...bars),
           ...(rest > 0 ? [html("p", { class: "small" },
             `The first of ${now.nodes.length} nodes; ${rest} others are not listed.`)] : [])))];
   }
 
-  // Time, networks, how to repeat it ------------------------------------------------------------
+  // The parts of a step, a graph, how to repeat a run --------------------------------------------
 
   const share = (value) => `${Math.round(100 * value)} %`;
 
@@ -205,58 +175,24 @@
       html("li", {}, html("span", { class: `key part${at}` }), name)).filter((_, at) => used[at]));
   }
 
-  function times() {
-    const timed = here().filter((group) => group.split);
-    if (!timed.length) return [html("p", {}, "No step was timed.")];
-    const sum = (values) => values.reduce((a, b) => a + b, 0);
-    const longest = Math.max(...timed.map((group) => sum(group.split)));
-    return [legend_of(data.parts, timed.map((group) => group.split), longest),
-      html("div", { class: "bars" }, ...timed.flatMap((group) => [
-        html("div", { class: "name" }, ...named(group)),
-        bar(group.split, longest,
-          data.parts.map((name, at) => `${name} ${share(group.split[at] / sum(group.split))}`)),
-        html("div", { class: "whole" }, group.whole, ...small(group.sent)),
-      ]))];
-  }
-
-  // A graph: nodes at places, edges between them; `look` says more about a node.
-  function graph(places, edges, label, { directed = false, look = () => ({}), name = String } = {}) {
+  // A graph: nodes at places, edges between them; `look` and `name` say more about a node.
+  function graph(places, edges, label, look, name) {
     const n = places.length, xs = places.map((p) => p[0]), ys = places.map((p) => p[1]);
     const span = Math.max(Math.max(...xs) - Math.min(...xs), Math.max(...ys) - Math.min(...ys));
     const r = n > 1 ? Math.min(0.17 * Math.max(1, span / 3.2), (1.1 * span) / n) : 0.17;
     const [left, top] = [Math.min(...xs) - 1.7 * r, Math.min(...ys) - 1.7 * r];
     const size = [Math.max(...xs) + 1.7 * r - left, Math.max(...ys) + 1.7 * r - top];
-    const lines = edges.map(([a, b]) => {
-      const [[x0, y0], [x1, y1]] = [places[a], places[b]];
-      const [dx, dy] = [x1 - x0, y1 - y0], far = Math.hypot(dx, dy) || 1;
-      const bend = directed ? 0.1 : 0; // so that both directions show
-      const [mx, my] = [(x0 + x1) / 2 + bend * dy, (y0 + y1) / 2 - bend * dx];
-      const [ax, ay] = [x1 - (1.15 * r * (x1 - mx)) / Math.hypot(x1 - mx, y1 - my), 
-        y1 - (1.15 * r * (y1 - my)) / Math.hypot(x1 - mx, y1 - my)];
-      const [ux, uy] = [(x1 - mx) / far, (y1 - my) / far], h = 0.9 * r;
-      const head = directed ? `M${ax} ${ay}l${-h * (2 * ux + uy)} ${-h * (2 * uy - ux)}M${ax} ${ay}`
-        + `l${-h * (2 * ux - uy)} ${-h * (2 * uy + ux)}` : "";
-      return svg("path", { d: `M${x0} ${y0}Q${mx} ${my} ${x1} ${y1}${head}` });
-    });
+    const lines = edges.map(([a, b]) => svg("path", { d: `M${places[a].join(" ")}L${places[b].join(" ")}` }));
     const nodes = places.map(([x, y], node) => {
       const { title, ...more } = look(node);
       const dot = svg("circle", { cx: x, cy: y, r, ...more });
-      if (title) dot.append(svg("title", {}, title));
+      dot.append(svg("title", {}, title));
       const text = { x, y: y + 0.36 * r, "font-size": r * (node < 10 ? 1 : 0.9) };
       return n > 32 ? [dot] : [dot, svg("text", text, name(node))];
     });
     const frame = { role: "img", "aria-label": label, viewBox: `${left} ${top} ${size.join(" ")}`,
       "--s": `${span / (n > 32 ? 400 : 160)}px` };
     return svg("svg", frame, ...lines, ...nodes.flat());
-  }
-
-  function networks() {
-    return data.networks.map(({ caption, places, panels, directed }) =>
-      html("figure", { class: panels.length > 1 ? "network wide" : "network" },
-        html("div", { class: "panels" }, ...panels.map((edges, step) => html("div", {},
-          graph(places, edges, `${places.length} nodes, ${edges.length} edges`, { directed }),
-          ...(panels.length > 1 ? [html("span", {}, `step ${step}`)] : [])))),
-        html("figcaption", {}, caption)));
   }
 
   function repeat() {
@@ -267,24 +203,9 @@
     const blocks = here().map((group) => html("details",
       { "data-key": group.index, ...(data.groups.length === 1 ? { open: "" } : {}) },
       html("summary", {}, ...named(group)), ...group.runs.map((run) => html("div", { class: "run" },
-        html("p", {}, run.words), ...(run.command ? [command(run.command)] : [])))));
+        html("p", {}, run.words), ...(run.command ? [html("pre", { tabindex: 0 }, html("code", {}, run.command))] : [])))));
     return [...blocks, html("div", { class: "facts" },
       ...Object.entries(data.facts).map(([title, facts]) => pairs(title, facts)))];
-  }
-
-  function command(text) {
-    const copy = html("button", { type: "button", class: "copy" }, "Copy");
-    const code = html("code", {}, text);
-    copy.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(text);
-      } catch { // no clipboard for this page: select the text, which the old way copies
-        getSelection().selectAllChildren(code);
-        document.execCommand("copy");
-      }
-      copy.textContent = "Copied";
-    });
-    return html("div", { class: "command" }, html("pre", { tabindex: 0 }, code), copy);
   }
 
   // Numbers -------------------------------------------------------------------------------------
@@ -366,14 +287,14 @@
     return [group.label, group.detail, line.name].filter(Boolean).join(", ");
   }
 
-  function range(lines, from, above) {
+  function range(lines, above) {
     // What diverged must not squeeze the others flat: it leaves the picture at the edge.
     const calm = lines.filter((line) => !line.diverged);
     let low = Infinity, high = -Infinity;
     for (const line of calm.length ? calm : lines) {
       line.x.forEach((x, i) => {
-        const known = [line.y[i], line.low[i], line.high[i]].filter((v) => v !== null);
-        const shown = x < from ? [] : known.filter((v) => v > above);
+        const known = [line.y[i], line.low[i], line.high[i]];
+        const shown = known.filter((v) => v !== null && v > above);
         [low, high] = [Math.min(low, ...shown), Math.max(high, ...shown)];
       });
     }
@@ -382,16 +303,15 @@
 
   function scales(chart, state, lines, box) {
     const end = Math.max(...lines.map((line) => line.x[line.x.length - 1]));
-    const from = state.half ? end / 2 : 0;
-    let [low, high] = range(lines, from, state.log ? 0 : -Infinity);
+    let [low, high] = range(lines, state.log ? 0 : -Infinity);
     const space = 0.04 * (high - low);
-    if (state.log) [low, high] = range(lines, from, high * 1e-4); // below is mostly round-off
+    if (state.log) [low, high] = range(lines, high * 1e-4); // below is mostly round-off
     else [low, high] = [low >= 0 ? Math.max(0, low - space) : low - space, high + space];
     if (chart.unit === "%") high = Math.min(100, high);
     const scale = state.log ? logScale : linearScale;
     const y = scale(low, high, box.bottom, box.top, box.small ? 5 : 6);
     const left = box.left + Math.max(...y.ticks.map(([, label]) => 7 * label.length), 14);
-    return { x: linearScale(from, end, left, box.right, box.small ? 7 : 10), y, left };
+    return { x: linearScale(0, end, left, box.right, box.small ? 7 : 10), y, left };
   }
 
   function pathOf(line, x, y, log) {
@@ -526,12 +446,11 @@
     const buttons = html("div", { class: "toggles" });
     const look = { id: `chart-${chart.name}`, class: "chart" };
     document.getElementById("charts").append(html("figure", look, title, buttons, plot));
-    const state = { log: chart.scale === "log", half: false };
+    const state = { log: chart.scale === "log" };
     const height = (width) => (place === 0 ? Math.min(340, Math.max(250, width * 0.4)) : 250);
     const view = { name: chart.name, unit: chart.unit, state, picture, readout, figure: plot, height, at: 0 };
-    const change = (key) => (now) => { state[key] = now; draw(view); };
-    if (chart.scale) buttons.append(toggle("log scale", state.log, change("log")));
-    if (chart.name !== "lr") buttons.append(toggle("second half", false, change("half")));
+    const change = (now) => { state.log = now; draw(view); };
+    if (chart.scale) buttons.append(toggle("log scale", state.log, change));
     const follow = (event) => {
       if (!view.x) return;
       const frame = picture.getBoundingClientRect();
@@ -583,20 +502,15 @@
     document.title = data.title;
     hide("state", !data.now);
     hide("results", data.scripted);
-    hide("time", !data.groups.length);
-    hide("network", !data.networks.length);
     hide("repeat", !data.groups.length);
     for (const chart of data.charts.filter((one) => one.lines.length)) {
       if (!document.getElementById(`chart-${chart.name}`)) addChart(chart, charts.length);
     }
     hide("curves", !charts.length);
-    part("header", [data.title, data.lead, data.numbers, data.live], header);
+    part("header", [data.title, data.lead, data.live], header);
     if (data.now) part("state", data.now, state);
     part("results", [here(), data.notes, data.columns], results);
-    part("controls", [here().map(({ cells, split, ...g }) => g.label + g.detail), data.settings],
-      legend);
-    part("time", here().map(({ split, whole }) => [split, whole]), times);
-    part("networks", data.networks, networks);
+    part("controls", [here().map((group) => group.label + group.detail), data.settings], legend);
     part("repeat", [here().map(({ runs }) => runs), data.facts], repeat);
     redraw();
   }
@@ -610,8 +524,6 @@
         + "read its values. Lines are means over seeds; bands reach from the lowest to the "
         + "highest. A run that diverged is drawn by itself, thin, up to its ×. A log scale leaves "
         + "out what is below a ten-thousandth of its highest value.")),
-    section("time", "Time of a step", html("div", { id: "time" })),
-    section("network", "Topology", html("div", { id: "networks", class: "networks" })),
     section("repeat", "Repeat it", html("div", { id: "repeat" })));
   draw_all();
   // While the run is under way, its server has newer values.

@@ -1,4 +1,4 @@
-"""The studies of the paper, and one of text: what `decentlam reproduce` runs."""
+"""The studies of the paper, and two of unlike data: what `decentlam reproduce` runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from decentlam.lab.studies import (
     detection,
     regression,
     runtime,
-    speedup,
     text,
     unlike,
 )
@@ -17,7 +16,6 @@ from decentlam.lab.studies.study import Study
 STUDIES: dict[str, Study] = {
     "regression": regression.STUDY,
     "bias": bias.STUDY,
-    "speedup": speedup.STUDY,
     "large-batch": accuracy.LARGE_BATCH,
     "models": accuracy.MODELS,
     "topologies": accuracy.TOPOLOGIES,

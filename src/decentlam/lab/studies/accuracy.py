@@ -9,8 +9,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from decentlam.algorithms import make as make_algorithm
-from decentlam.analysis.stability import growth_rate
 from decentlam.lab.data import load
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.studies import paper
@@ -161,12 +159,10 @@ def run(setting: Accuracies, tick: Tick = silent, directory: Path = Path()) -> l
     again = sweep([recipe for _, recipe in repeats], directory, repeat)
     for (job, _), record in zip(repeats, again, strict=True):
         by_job[job].append(record)
-    growth = {(case, m): _growth(setting, case, m) for case, m, _ in jobs}
     return [
         {
             "case": job[0].name,
             "chosen": r is best[job] or r["seed"] != first,
-            "growth": growth[job[:2]],
             "paper": dict(job[0].paper).get(job[1]),
             **r,
         }
@@ -206,7 +202,6 @@ def make(
         hyper=(("trust", setting.lars_trust),) if method == "pmsgd-lars" else (),
         warmup_epochs=case.epochs / 10,
         seed=seed,
-        batch_norm="estimate",
         evaluate_every=case.epochs,
         log_every=50,
     )
@@ -225,13 +220,6 @@ def _scaled(case: Case, batch: int) -> float:
     return case.lr * batch / case.batches[-1]
 
 
-def _growth(setting: Accuracies, case: Case, method: str) -> float | None:
-    if method.startswith("pmsgd"):
-        return None
-    network = resolve(case.topology, setting.nodes)
-    return growth_rate(make_algorithm(method, setting.momentum), network).value
-
-
 def table(records: Sequence[Record]) -> list[Record]:
     """Return test accuracies in %, of the averaged model and the nodes' own, a row per method."""
     shown = where(records, chosen=True)
@@ -245,7 +233,6 @@ def table(records: Sequence[Record]) -> list[Record]:
                 row[f"{whose},_batch_{batch:,}"] = cell(where(mine, batch=batch), score)
         rates = dict.fromkeys(r["lr"] for r in sorted(mine, key=lambda r: r["batch"]))
         row["lr"] = " / ".join(f"{lr:g}" for lr in rates)
-        row["disagreement_per_step"] = mine[0]["growth"]
         row["paper:_ImageNet"] = mine[0]["paper"]
         rows.append(row)
     return rows
@@ -266,9 +253,6 @@ def notes(setting: Accuracies, records: Sequence[Record]) -> list[str]:
         "follows the batch. Of several rates the best on the test set at the first seed is used. "
         f"pmsgd-lars runs with trust {setting.lars_trust:g}; no weight decay. {values}.",
         *_leads(records),
-        "Disagreement per step is what one step multiplies the disagreement of the nodes by in the "
-        "long run, without gradients: above 1 the method is unstable there whatever the rate; "
-        f"{STEADY} is the method made for such weights.",
         "The paper's figures are of ImageNet with ResNet-50, batches of 2K / 8K / 16K / 32K (Table "
         "3) or 16K / 32K (Table 5). Compare the order of methods, not the numbers.",
     ]

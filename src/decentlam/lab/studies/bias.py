@@ -13,14 +13,17 @@ from matplotlib.lines import Line2D
 
 from decentlam import Nodes
 from decentlam.lab import plot_style
-from decentlam.lab.studies.study import Record, Study, Tick, fitted_slope, silent
-from decentlam.lab.theory import fixed_point, inconsistency_bias, momentum_power
+from decentlam.lab.studies.common import where
+from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.theory import fixed_point
 from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
 from decentlam.topology import Topology, resolve
 
-# Each sweep's x-axis, and the power of it in the paper's orders; beta's depends on the method.
+# Each sweep's x-axis, and the power of it in the paper's orders. That of 1/(1-beta) depends on the
+# method: Propositions 2 and 3, Table 2.
 AXES = {"beta": "1/(1-beta)", "lr": "lr", "rho": "1/(1-rho)", "b2": "b^2"}
 POWERS = {"lr": 2.0, "rho": 2.0, "b2": 1.0}
+MOMENTUM_POWERS = {"dsgd": 0.0, "qg-dmsgd": 0.0, "decentlam": 0.0}  # of all others 2
 FITTED_LRS = 3  # the slope in lr is fitted to this many of the smallest
 _BIAS = r"limit of the node mean of $\|x_i - x^*\|^2$"
 
@@ -35,7 +38,6 @@ class Point:
     lr: float
     beta: float
     factor: float = 1.0  # times b
-    in_fit: bool = True  # whether the sweep's slope is fitted to it
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,11 @@ def points(setting: Bias) -> list[Point]:
     """Return all that the study measures. DSGD has no momentum: one point is the reference."""
     W = resolve(setting.topology, setting.nodes)
     lazier = [W.lazy(rate) if rate < 1 else W for rate in setting.rates]
-    fitted_lrs = sorted(setting.lrs)[:FITTED_LRS]
     beta = setting.momentum
     found = [Point("beta", "dsgd", W, setting.beta_lr, 0.0)]
     for method in setting.methods:
         found += [Point("beta", method, W, setting.beta_lr, b) for b in setting.betas]
-        found += [Point("lr", method, W, lr, beta, in_fit=lr in fitted_lrs) for lr in setting.lrs]
+        found += [Point("lr", method, W, lr, beta) for lr in setting.lrs]
         found += [Point("rho", method, network, setting.rho_lr, beta) for network in lazier]
         found += [Point("b2", method, W, setting.factor_lr, beta, f) for f in setting.factors]
     return found
@@ -103,7 +104,6 @@ def run(setting: Bias, tick: Tick = silent) -> list[Record]:
         if key not in limits:
             limits[key] = limit(scaled, point, setting.tolerance)
         records.append(record(scaled, point, *limits[key]))
-    tick(len(todo), len(todo), "done")
     return records
 
 
@@ -113,12 +113,10 @@ def record(problem: LinearRegression, point: Point, measured: float, steps: int)
     closed = fixed_point(point.method, point.topology, q.hessians, q.linear, point.lr, point.beta)
     rho = point.topology.rho
     x = {"beta": 1 / (1 - point.beta), "lr": point.lr, "rho": 1 / (1 - rho), "b2": q.b2}
-    power = POWERS.get(point.sweep, float(momentum_power(point.method)))
     return {
         "sweep": point.sweep,
         "x": x[point.sweep],
-        "power": power,
-        "in_fit": point.in_fit,
+        "power": POWERS.get(point.sweep, MOMENTUM_POWERS.get(point.method, 2.0)),
         "method": point.method,
         "topology": point.topology.name,
         "lr": point.lr,
@@ -127,7 +125,6 @@ def record(problem: LinearRegression, point: Point, measured: float, steps: int)
         "b2": q.b2,
         "measured": measured,
         "closed_form": problem.bias(closed),
-        "order": inconsistency_bias(point.method, point.lr, point.beta, rho, q.b2),
         "steps": steps,
     }
 
@@ -153,17 +150,15 @@ def table(records: Sequence[Record]) -> list[Record]:
     rows = []
     for sweep, axis in AXES.items():
         for method in dict.fromkeys(r["method"] for r in records if r["method"] != "dsgd"):
-            mine = [
-                r for r in records if r["in_fit"] and (r["sweep"], r["method"]) == (sweep, method)
-            ]
+            mine = sorted(where(records, sweep=sweep, method=method), key=lambda r: r["x"])
+            mine = mine[:FITTED_LRS] if sweep == "lr" else mine
             gaps = [abs(r["measured"] / r["closed_form"] - 1) for r in mine]
+            x, y = ([r[key] for r in mine] for key in ("x", "measured"))
             rows.append(
                 {
                     "bias_against": axis,
                     "method": method,
-                    "measured_slope": fitted_slope(
-                        [r["x"] for r in mine], [r["measured"] for r in mine]
-                    ),
+                    "measured_slope": float(np.polyfit(np.log(x), np.log(y), 1)[0]),
                     "order_in_the_paper": mine[0]["power"],
                     "largest_gap_to_closed_form": max(gaps),
                 }
@@ -172,12 +167,8 @@ def table(records: Sequence[Record]) -> list[Record]:
 
 
 def notes(setting: Bias, records: Sequence[Record]) -> list[str]:
-    def ratio(sweep: str, **where: float) -> float:
-        closed = {
-            r["method"]: r["closed_form"]
-            for r in records
-            if r["sweep"] == sweep and all(r[key] == value for key, value in where.items())
-        }
+    def ratio(**values: object) -> float:
+        closed = {r["method"]: r["closed_form"] for r in where(records, **values)}
         return float(closed["dmsgd"] / closed["decentlam"])
 
     beta = setting.betas[-1]
@@ -187,9 +178,9 @@ def notes(setting: Bias, records: Sequence[Record]) -> list[str]:
         f"from x*, on the regression with n = {setting.nodes}, {setting.topology}, seed "
         f"{setting.seed}. The closed form solves the fixed point's linear system.",
         f"The laws hold as lr -> 0. DmSGD's bias over DecentLaM's, momentum {setting.momentum:g}: "
-        + ", ".join(f"{ratio('lr', lr=lr):.3g} at lr {lr:g}" for lr in setting.lrs)
+        + ", ".join(f"{ratio(sweep='lr', lr=lr):.3g} at lr {lr:g}" for lr in setting.lrs)
         + f"; 1/(1-beta)^2 is {law:.3g}. At momentum {beta:g} and lr {setting.beta_lr:g} it is "
-        f"{ratio('beta', beta=beta):.3g}; 1/(1-beta)^2 is {1 / (1 - beta) ** 2:.3g}.",
+        f"{ratio(sweep='beta', beta=beta):.3g}; 1/(1-beta)^2 is {1 / (1 - beta) ** 2:.3g}.",
         "The paper's orders are upper bounds. da-dmsgd stays below its own: an eigenvalue z of W "
         "contributes 1/(1 - beta z), which is 1/(1-beta) only for z near 1. In rho the slope is "
         "that of one graph at several rates; other graphs spread their eigenvalues differently.",
@@ -209,9 +200,9 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     for ax, (sweep, x_label) in zip(panels, x_labels.items(), strict=True):
         ax.set(xscale="log", yscale="log", xlabel=x_label, ylabel=_BIAS)
         for method in methods:
-            mine = [r for r in records if (r["sweep"], r["method"]) == (sweep, method)]
+            mine = where(records, sweep=sweep, method=method)
             _draw_sweep(ax, sorted(mine, key=lambda r: r["x"]), method)
-        _draw_order(ax, [r for r in records if r["sweep"] == sweep])
+        _draw_order(ax, where(records, sweep=sweep))
         if sweep in ("beta", "rho"):
             plot_style.plain_ticks(ax, (1, 2, 5, 10, 20, 50))
     handles = [Line2D([], [], label=plot_style.label(m), **plot_style.both(m)) for m in methods]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,6 +14,7 @@ from matplotlib.lines import Line2D
 
 from decentlam.lab import plot_style
 from decentlam.lab.studies.study import Record
+from decentlam.lab.values import parse_json, plain
 
 AVERAGED, NODES = "averaged_top1", "nodes_top1"
 METHODS = (
@@ -26,6 +29,25 @@ METHODS = (
     "d2-dmsgd",
     "decentlam",
 )
+
+
+class Finished:
+    """The finished runs of a study in a file, a line each, so that none is repeated."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self._runs = {json.dumps(r.pop("job")): r for r in map(parse_json, lines)}
+
+    def get(self, job: Any, run: Callable[[], Record]) -> Record:
+        """Return the record of the job, which is taken from the file or run and added to it."""
+        key = json.dumps(plain(job))
+        if key not in self._runs:
+            self._runs[key] = plain(run())
+            line = json.dumps({"job": plain(job), **self._runs[key]}, allow_nan=False)
+            with self._file.open("a", encoding="utf-8") as out:
+                out.write(line + "\n")
+        return self._runs[key]
 
 
 def seeds_from(seed: int, count: int) -> tuple[int, ...]:

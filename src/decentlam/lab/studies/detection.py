@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
 from decentlam.lab.detection import load_boxes
-from decentlam.lab.detection.baselines import commonest_boxes
-from decentlam.lab.detection.scores import score
 from decentlam.lab.detection.shapes import draw_shapes
 from decentlam.lab.recipes import Recipe, make
 from decentlam.lab.studies import paper
 from decentlam.lab.studies.common import cell, dot_panels, fitting, lead_text, seeds_from, where
 from decentlam.lab.studies.study import Record, Study, Tick, silent
 from decentlam.lab.studies.sweep import sweep
-from decentlam.lab.train.tasks import Numerics, make_task
 
 AVERAGED, NODES, AVERAGED_AP = "averaged_ap50", "nodes_ap50", "averaged_ap"
-METHODS = ("pmsgd", "pmsgd-lars", "dmsgd", "da-dmsgd", "decentlam")
 NAMES = {"retinanet-small": "R-Net", "faster-rcnn-small": "F-RCNN"}  # as the paper shortens them
 
 
@@ -41,10 +35,9 @@ class Detectors:
     cases: tuple[DetectorCase, ...]
     data: str = "bccd"
     data_path: str | None = None  # None for voc: drawn shapes
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = tuple(paper.DETECTION)
     nodes: int = 8
     topology: str = "symmetric-exponential"
-    shards: str = "iid"
     batch: int = 16
     image_size: int = 96
     # LARS makes every step lr * trust * |x| long, ten times that with momentum.
@@ -61,10 +54,8 @@ def recipe(
     nodes = 8 if nodes is None else nodes
     (batch,) = fitting(nodes, 16)
     if quick:
-        cases = tuple(
-            DetectorCase(name, 4.0, 0.05, seeds_from(seed, 1))
-            for name in ("bccd-faster-rcnn", "bccd-retinanet")
-        )
+        names = ("bccd-faster-rcnn", "bccd-retinanet")
+        cases = tuple(DetectorCase(name, 4.0, 0.05, seeds_from(seed, 1)) for name in names)
         return Detectors(cases, "voc", nodes=nodes, batch=batch, image_size=48)
     bccd = data == "bccd"  # other data has larger images, and more of them: one short run each
     cases = (
@@ -78,25 +69,26 @@ def recipe(
 
 
 def run(setting: Detectors, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
-    """Return a record per training, and one for each baseline."""
+    """Return a record per training."""
     path = setting.data_path
     if setting.data == "voc" and path is None:
         path = str(draw_shapes(directory / "shapes", train=80, test=20))
     try:  # before anything is started
-        load_boxes(setting.data, path, setting.image_size, skip_bad_boxes=True)
+        load_boxes(setting.data, path, setting.image_size)
     except ValueError as error:
         raise ValueError(f"{error}. Or try --quick, which draws images of its own") from None
     # The first seed of all first: what is done when time is up can be compared.
     turns = [(case, seed) for case in setting.cases for seed in case.seeds]
     turns.sort(key=lambda turn: turn[1] != turn[0].seeds[0])
-    recipes = [
-        trained(setting, case, path, method, seed)
-        for case, seed in turns
-        for method in setting.methods
-    ]
-    records = [{"part": "training", **record} for record in sweep(recipes, directory, tick)]
-    firsts = [trained(setting, case, path, "pmsgd", case.seeds[0]) for case in setting.cases]
-    return [*records, *(record for first in firsts for record in baselines(first))]
+    return sweep(
+        [
+            trained(setting, case, path, method, seed)
+            for case, seed in turns
+            for method in setting.methods
+        ],
+        directory,
+        tick,
+    )
 
 
 def trained(
@@ -109,7 +101,6 @@ def trained(
         nodes=setting.nodes,
         data=setting.data,
         data_path=path,
-        shards=setting.shards,
         batch=setting.batch,
         image_size=setting.image_size,
         epochs=case.epochs,
@@ -117,33 +108,8 @@ def trained(
         lr=case.lr,
         stable="ignore",  # as printed, stable or not
         hyper=(("trust", setting.lars_trust),) if method == "pmsgd-lars" else (),
-        skip_bad_boxes=True,
         seed=seed,
     )
-
-
-@torch.no_grad()
-def baselines(first: Recipe) -> list[Record]:
-    """Return what the model scores before it is trained, and what the commonest boxes do."""
-    task: Any = make_task(first, Numerics(first.precision, torch.device("cpu")))
-    model = task.model()
-    untrained = task.numbers([task.score(model, batch) for batch in task.test_batches(0)])
-    common = commonest_boxes(task.data.train, task.data.test, first.seed)
-    guessed = score(task.data.test, task.data.names, common)
-    return [
-        {
-            "part": "baseline",
-            "method": name,
-            "model": first.model,
-            "seed": first.seed,
-            "step": 0,
-            **{f"averaged_{key}": value for key, value in numbers.items()},
-            NODES: None,
-            "notes": task.notes,
-            "images": f"{len(task.data.train)} for training, {len(task.data.test)} for testing",
-        }
-        for name, numbers in (("untrained", untrained), ("commonest boxes", guessed))
-    ]
 
 
 def table(records: Sequence[Record]) -> list[Record]:
@@ -154,41 +120,34 @@ def table(records: Sequence[Record]) -> list[Record]:
         row: Record = {"method": method}
         for key, head in ((AVERAGED, "AP50"), (NODES, "nodes' AP50"), (AVERAGED_AP, "AP")):
             for model in models:
-                mine = where(records, method=method, model=model)
-                empty = key == NODES and mine and mine[0]["part"] == "baseline"
-                row[f"{head},_{NAMES[model]}"] = None if empty else cell(mine, key)
-        theirs = paper.DETECTION.get(method)
-        for data in ("VOC", "COCO"):
-            values = None if theirs is None else [theirs[data][NAMES[model]] for model in models]
+                row[f"{head},_{NAMES[model]}"] = cell(
+                    where(records, method=method, model=model), key
+                )
+        for data, theirs in paper.DETECTION[method].items():
             head = f"paper:_{data}_{'/'.join(NAMES[model] for model in models)}"
-            row[head] = None if values is None else " / ".join(f"{v:g}" for v in values)
+            row[head] = " / ".join(f"{theirs[NAMES[model]]:g}" for model in models)
         rows.append(row)
     return rows
 
 
 def notes(setting: Detectors, records: Sequence[Record]) -> list[str]:
-    baseline = next(r for r in records if r["part"] == "baseline")
-    runs = where(records, part="training")
     cases = "; ".join(
         f"{case.recipe} {case.epochs:g} epochs at lr {case.lr:g}, seeds "
         f"{', '.join(map(str, case.seeds))}"
         for case in setting.cases
     )
     leads = "; ".join(
-        f"{NAMES[model]} {lead_text(where(runs, model=model), keys=(AVERAGED, NODES))}"
-        for model in dict.fromkeys(r["model"] for r in runs)
+        f"{NAMES[model]} {lead_text(where(records, model=model), keys=(AVERAGED, NODES))}"
+        for model in dict.fromkeys(r["model"] for r in records)
     )
     return [
-        f"Images of {setting.data} ({baseline['images']}, shorter side {setting.image_size} "
-        "pixels); AP50 and AP@[.5:.95] by pycocotools in %, mean ± standard deviation over seeds, "
-        "of the mean of all nodes' models; nodes' AP50 is the mean of their own models' ones. "
-        f"Small backbones from scratch, {setting.nodes} nodes, {setting.topology}, "
-        f"{setting.shards} shards, batch {setting.batch}, momentum 0.9, the 1x schedule squeezed "
-        f"into these epochs: {cases}. pmsgd-lars runs with trust {setting.lars_trust:g}.",
-        *baseline["notes"],
+        f"Images of {setting.data}, shorter side {setting.image_size} pixels; AP50 and AP@[.5:.95] "
+        "by pycocotools in %, mean ± standard deviation over seeds, of the mean of all nodes' "
+        "models; nodes' AP50 is the mean of their own models' ones. "
+        f"Small backbones from scratch, {setting.nodes} nodes, {setting.topology}, iid shards, "
+        f"batch {setting.batch}, momentum 0.9, the 1x schedule squeezed into these epochs: "
+        f"{cases}. pmsgd-lars runs with trust {setting.lars_trust:g}.",
         f"DecentLaM's lead over DmSGD in points of AP50, seed by seed: {leads}.",
-        "Baselines: the model before training, and the boxes that overlap most boxes of the "
-        "training set, the same ones in every test image.",
         "The paper's figures are of PASCAL VOC and COCO with ResNet-50-FPN, which starts from "
         "ImageNet weights, batch 256. Compare the order of methods, not the numbers.",
     ]
@@ -196,8 +155,7 @@ def notes(setting: Detectors, records: Sequence[Record]) -> list[str]:
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Draw a panel per detector: every seed of every method."""
-    runs = where(records, part="training")
-    panels = {NAMES[m]: where(runs, model=m) for m in dict.fromkeys(r["model"] for r in runs)}
+    panels = {NAMES[m]: where(records, model=m) for m in dict.fromkeys(r["model"] for r in records)}
     return {"detection": dot_panels(panels, "data", (AVERAGED, NODES), "AP50 on test images, %")}
 
 

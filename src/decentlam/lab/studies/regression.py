@@ -14,7 +14,7 @@ from decentlam import simulate
 from decentlam.lab import plot_style
 from decentlam.lab.studies.common import METHODS
 from decentlam.lab.studies.study import Record, Study, Tick, silent
-from decentlam.lab.theory import fixed_point
+from decentlam.lab.theory.fixed_point import COUPLINGS, fixed_point
 from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
 from decentlam.topology import Topology, resolve
 
@@ -74,7 +74,6 @@ def run(setting: Regression, tick: Tick = silent) -> list[Record]:
                 "steps_to_target": steps_to(errors, TARGET),
             }
         )
-    tick(len(setting.methods), len(setting.methods), "done")
     return records
 
 
@@ -108,7 +107,7 @@ def closed_form_error(
     problem: LinearRegression, method: str, topology: Topology, lr: float, momentum: float
 ) -> float | None:
     """Return the relative error of the method's fixed point; None where it has none."""
-    if method == "pmsgd-lars" or not topology.static:
+    if method not in COUPLINGS or not topology.static:
         return None
     q = problem.quadratic
     x = fixed_point(method, topology, q.hessians, q.linear, lr, momentum)
@@ -140,8 +139,8 @@ def notes(setting: Regression, records: Sequence[Record]) -> list[str]:
         f"Relative error (1/n) sum |x_i - x*|^2 / |x*|^2 after {setting.steps} steps, n = "
         f"{setting.nodes}, {setting.topology}, lr {setting.lr:g}, momentum {setting.momentum:g}, "
         f"seed {setting.seed}, all nodes start at 0.",
-        "The closed form solves the linear system of the method's fixed point; slowmo's is that of "
-        "a whole window. d2-dmsgd and pmsgd have no bias: their final error is round-off.",
+        "The closed form solves the linear system of the method's fixed point. d2-dmsgd and pmsgd "
+        "have no bias: their final error is round-off.",
         f"pmsgd-lars has no fixed point. It runs with trust {setting.lars_trust:g}, so that a step "
         f"is {setting.lr * setting.lars_trust:.2%} of |x| long, and ends within such steps of x*.",
     ]

@@ -118,7 +118,6 @@ def run(setting: TimingStudy, tick: Tick = silent) -> list[Record]:
             on_round,
         )
         records += [{**about, **record} for record in found]
-    tick(total, total, "done")
     return records
 
 

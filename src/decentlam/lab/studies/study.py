@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from decentlam.lab.plot_style import save
@@ -32,7 +31,7 @@ class Study:
     run: Callable[..., list[Record]]  # (recipe, tick), and directory where it is resumable
     table: Callable[[Sequence[Record]], list[Record]]
     notes: Callable[[Any, Sequence[Record]], list[str]]
-    figures: Callable[[Sequence[Record]], Mapping[str, Figure]]
+    figures: Callable[[Sequence[Record]], Mapping[str, Figure]] = lambda records: {}
     resumable: bool = False  # keeps its parts in the directory, and continues from what is there
 
 
@@ -61,8 +60,13 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
             directory.rmdir()
         raise
     table, notes = study.table(records), study.notes(recipe, records)
+    described = {
+        "study": study.name,
+        "recipe": plain(dataclasses.asdict(recipe)),
+        "versions": versions(matplotlib=matplotlib.__version__),
+    }
     files = {
-        "recipe.json": json.dumps(describe(study, recipe), indent=2) + "\n",
+        "recipe.json": json.dumps(described, indent=2) + "\n",
         "records.jsonl": "".join(json.dumps(plain(r), allow_nan=False) + "\n" for r in records),
         "table.md": markdown(table) + "".join(f"\n{note}\n" for note in notes),
     }
@@ -76,22 +80,8 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
     return Result(recipe, table, notes, [*(directory / name for name in files), *figures])
 
 
-def describe(study: Study, recipe: Any) -> Record:
-    """Return the recipe's values and the versions that ran it."""
-    return {
-        "study": study.name,
-        "recipe": plain(dataclasses.asdict(recipe)),
-        "versions": versions(matplotlib=matplotlib.__version__),
-    }
-
-
 def markdown(rows: Sequence[Record]) -> str:
     """Return the rows as a Markdown table; all rows have the same keys."""
     head = [key.replace("_", " ") for key in rows[0]]
     lines = [head, ["---"] * len(head), *([show(value) for value in row.values()] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def fitted_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the power p of y ~ x^p, by least squares on the logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])

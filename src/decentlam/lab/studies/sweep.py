@@ -50,7 +50,6 @@ def sweep(
     if waiting:
         jobs = min(jobs or torch.get_num_threads(), len(waiting))
         _run({r: places[r] for r in waiting}, jobs, tick, len(places))
-    tick(len(places), len(places), "done")
     return [_found(recipe, places[recipe]) for recipe in recipes]
 
 

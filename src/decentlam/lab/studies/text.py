@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -24,15 +22,13 @@ from decentlam.lab.data import Batches, split
 from decentlam.lab.data.digits import digits
 from decentlam.lab.data.text import Text, shakespeare, stdlib, text
 from decentlam.lab.models import make_model
-from decentlam.lab.studies.common import mean_and_spread, seeds_from, where
+from decentlam.lab.studies.common import Finished, mean_and_spread, seeds_from, where
 from decentlam.lab.studies.study import Record, Study, Tick, silent
 from decentlam.lab.studies.text_methods import METHODS
-from decentlam.lab.values import parse_json, plain
 
 SOURCES = {"stdlib": stdlib, "shakespeare": shakespeare, "text": text}
 CONTEXT, TEST_WINDOWS, EVALUATIONS = 32, 1024, 8
 WINDOWS = 4096  # of a group that a node may train on: 131 kB
-RUNS = "runs.jsonl"  # every finished run, so that the study can be continued
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 WARMUP = 0.05  # of the steps; then the rate falls to 0 as a cosine
 
@@ -97,22 +93,18 @@ def recipe(
 
 def run(setting: TextStudy, tick: Tick = silent, directory: Path = Path()) -> list[Record]:
     """Return a record per run. Each is written when it is finished; those that are there stay."""
-    file = directory / RUNS
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    done = {json.dumps(r.pop("job")): r for r in map(parse_json, lines)}
-    used: dict[str, Record] = {}
+    finished, used = Finished(directory / "runs.jsonl"), list[Record]()
     searched, total = 0, sum(len(methods) for _, methods in setting.problems)
 
-    def finish(problem: Problem, method: str, seed: int, lr: float) -> float:
-        """Return the loss of a run, which is taken from the file or carried out."""
-        job = json.dumps(plain([asdict(problem), setting.sources, method, lr, seed]))
-        if job not in done:
+    def loss_of(problem: Problem, method: str, seed: int, lr: float) -> float:
+        def run() -> Record:
             tick(searched, total, f"{problem.name}: {method}, lr {lr:g}, seed {seed}")
-            done[job] = plain(train(setting, problem, method, lr, seed))
-            with file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps({"job": json.loads(job), **done[job]}, allow_nan=False) + "\n")
-        used[job] = done[job]
-        return math.inf if done[job]["loss"] is None else done[job]["loss"]
+            return train(setting, problem, method, lr, seed)
+
+        record = finished.get([asdict(problem), setting.sources, method, lr, seed], run)
+        if record not in used:
+            used.append(record)
+        return math.inf if record["loss"] is None else record["loss"]
 
     first, *others = setting.seeds
     threads = torch.get_num_threads()
@@ -121,14 +113,14 @@ def run(setting: TextStudy, tick: Tick = silent, directory: Path = Path()) -> li
         for leads, (problem, methods) in product((True, False), setting.problems):
             rates = {}
             for method in (m for m in methods if METHODS[m].leads is leads):
-                rates[method] = _search(setting.rates, partial(finish, problem, method, first))
+                rates[method] = _search(setting.rates, partial(loss_of, problem, method, first))
                 searched += 1
             for seed, method in product(others if leads else (), rates):
                 for lr in rates[method]:
-                    finish(problem, method, seed, lr)
+                    loss_of(problem, method, seed, lr)
     finally:
         torch.set_num_threads(threads)
-    return list(used.values())
+    return used
 
 
 def _search(rates: Sequence[float], loss: Callable[[float], float]) -> list[float]:
@@ -331,35 +323,23 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
         return {}
     wide = 4.4 * len(problems)
     figure, axes = plot_style.axes(len(problems), (wide, 4.4), columns=len(problems))
-    titles: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
     for ax, problem in zip(axes, problems, strict=True):
-        for name, run in _first_runs(records, problem).items():
-            mega = 4e-6 * run["parameters"]
-            titles |= _draw(ax, name, [(mega * s, loss) for _, s, loss in run["curve"] if s])
+        for name, method in METHODS.items():
+            for run in best(records, problem, name)[:1]:  # the first seed at the best rate
+                style: dict[str, Any] = {"color": method.color, "marker": method.marker}
+                mega = 4e-6 * run["parameters"]
+                x, y = zip(
+                    *[(mega * sent, loss) for _, sent, loss in run["curve"] if sent], strict=True
+                )
+                style |= {"markersize": 7, "markevery": [len(x) - 1], "label": method.title}
+                (lines[name],) = ax.plot(x, y, **style)
         ax.set(title=problem, xlabel="MB sent by a node", xscale="log")
-        plot_style.plain_ticks(ax, _TICKS)
+        plot_style.plain_ticks(ax, [k * 10**power for power in range(-2, 6) for k in (1, 3)])
     axes[0].set_ylabel("validation loss, nats per byte")
-    handles = list(titles.values())
+    handles = list(lines.values())
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     return {"text": figure}
-
-
-_TICKS = [digit * 10**power for power in range(-2, 6) for digit in (1, 3)]
-
-
-def _first_runs(records: Sequence[Record], problem: str) -> dict[str, Record]:
-    """Return for each method the run of the first seed at its best rate."""
-    found = {name: best(records, problem, name) for name in METHODS}
-    return {name: runs[0] for name, runs in found.items() if runs}
-
-
-def _draw(ax: Axes, name: str, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Draw the curve of a method, its end marked; return the line by its title."""
-    method = METHODS[name]
-    style: dict[str, Any] = {"color": method.color, "marker": method.marker, "markersize": 7}
-    x, y = zip(*points, strict=True)
-    (line,) = ax.plot(x, y, markevery=[len(x) - 1], label=method.title, **style)
-    return {method.title: line}
 
 
 _SUMMARY = "loss of a small GPT over bytes sent: AdamW by gossip, local steps, DiLoCo, NoLoCo"

@@ -3,6 +3,9 @@
 A method is a generator. It is given the models x (n, d), which it changes in place, and then, step
 by step, every node's gradient (n, d) and the learning rate; it answers with what a node sent, in
 models of 32 bits. The inner optimizer is `torch.optim.AdamW` with its default coefficients.
+
+All but the library's own AdamW are written here apart from the library, from their papers: DDP,
+DiLoCo and NoLoCo as their authors run them are what it is compared with.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ with its own C, a function of W and beta:
     d2-dmsgd, decentlam-exact    0, so that x_i = x*
     gt-dmsgd, pmsgd              0
 
-SlowMo has no such equation: its models keep moving inside a window of tau steps.
+SlowMo has no such equation: its models keep moving between two exact averages. Nor has LARS, which
+makes every step lr * trust * |x| long, however small the gradient.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,36 +28,13 @@ from torch import Tensor
 from decentlam.lab.theory.quadratic import Quadratic
 from decentlam.topology import Topology
 
-_METHODS = (
-    "awc-dmsgd",
-    "d2-dmsgd",
-    "da-dmsgd",
-    "decentlam",
-    "decentlam-exact",
-    "decentlam-steady",
-    "dmsgd",
-    "dsgd",
-    "gt-dmsgd",
-    "pmsgd",
-    "qg-dmsgd",
-    "slowmo",
-)
-
 
 def fixed_point(
-    method: str,
-    topology: Topology,
-    hessians: Tensor,
-    linear: Tensor,
-    lr: float,
-    beta: float = 0.9,
-    *,
-    tau: int = 48,
+    method: str, topology: Topology, hessians: Tensor, linear: Tensor, lr: float, beta: float = 0.9
 ) -> Tensor:
     """Return the models (n, d) where the method stops; grad f_i(x) = hessians_i x - linear_i.
 
-    slowmo's models are those right after an exact average, taken every `tau` steps. Whether the
-    method gets there is another matter: too large an lr diverges.
+    Whether the method gets there is another matter: too large an lr diverges.
 
     >>> import torch
     >>> from decentlam.topology import ring
@@ -65,28 +43,42 @@ def fixed_point(
     >>> [round(value, 4) for value in x.flatten().tolist()]  # (1 + lr) (x - x*) = lr (target - x*)
     [0.9091, 1.0909]
     """
+    if method not in COUPLINGS:
+        raise ValueError(
+            f"{method!r} has no fixed point in closed form; choose from {', '.join(COUPLINGS)}"
+        )
+    if not topology.static:
+        raise ValueError(
+            f"{topology!r} changes with the step, so the models keep moving and have no fixed "
+            "point; try a static topology such as symmetric-exponential"
+        )
     quadratic = Quadratic(hessians, linear)
-    W = _static_weights(method, topology, quadratic)
-    if not 0 <= lr < math.inf or not 0 <= beta < 1:
-        raise ValueError(f"lr must be 0 or more and beta in [0, 1), got lr = {lr}, beta = {beta}")
-    if method == "slowmo":
-        return quadratic.x_star + _slowmo_offset(quadratic, W, lr, beta, tau)
-    C = _coupling(method, W, beta)
-    return quadratic.x_star + lr * _scaled_offset(quadratic, W, C, lr)
+    W = topology.weights(0)
+    return quadratic.x_star + lr * _scaled_offset(quadratic, W, COUPLINGS[method](W, beta), lr)
 
 
-def _coupling(method: str, W: Tensor, beta: float) -> Tensor:
-    """Return C of the method, (n, n); see the head of this file."""
-    eye = torch.eye(len(W), dtype=W.dtype)
-    if method in ("dsgd", "qg-dmsgd", "decentlam", "decentlam-steady"):
-        return W
-    if method == "dmsgd":
-        return W / (1 - beta)
-    if method == "da-dmsgd":
-        return torch.linalg.solve(eye - beta * W, W)
-    if method == "awc-dmsgd":
-        return eye / (1 - beta)
+def _unbiased(W: Tensor, beta: float) -> Tensor:
     return torch.zeros_like(W)
+
+
+def _as_dsgd(W: Tensor, beta: float) -> Tensor:
+    return W
+
+
+# C of each method; see the head of this file.
+COUPLINGS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "pmsgd": _unbiased,
+    "dsgd": _as_dsgd,
+    "dmsgd": lambda W, beta: W / (1 - beta),
+    "da-dmsgd": lambda W, beta: torch.linalg.solve(torch.eye(len(W)).to(W) - beta * W, W),
+    "awc-dmsgd": lambda W, beta: torch.eye(len(W)).to(W) / (1 - beta),
+    "qg-dmsgd": _as_dsgd,
+    "d2-dmsgd": _unbiased,
+    "gt-dmsgd": _unbiased,
+    "decentlam": _as_dsgd,
+    "decentlam-steady": _as_dsgd,
+    "decentlam-exact": _unbiased,
+}
 
 
 def _scaled_offset(quadratic: Quadratic, W: Tensor, C: Tensor, lr: float) -> Tensor:
@@ -105,68 +97,3 @@ def _scaled_offset(quadratic: Quadratic, W: Tensor, C: Tensor, lr: float) -> Ten
         network + pull.reshape(n * d, n * d), -(rest @ quadratic.pull).reshape(-1)
     )
     return y.reshape(n, d)
-
-
-def _slowmo_offset(quadratic: Quadratic, W: Tensor, lr: float, beta: float, tau: int) -> Tensor:
-    """Return x - x*, (n, d), right after an exact average.
-
-    One inner step is affine in s = (x - x*, m): m+ = beta m + H (x - x*) + g, x+ = V (x - lr m+)
-    with V the mixing and g = grad f(x*). tau - 1 of them, then one with the exact average in place
-    of V, map a window's start to its end; the slow momentum rests when both are equal. So the
-    fixed point does not depend on slow_beta and alpha.
-    """
-    J = torch.full_like(W, 1.0 / len(W))
-    inner = _affine_step(quadratic, W, lr, beta)
-    last = _affine_step(quadratic, J, lr, beta)
-    window = last @ torch.linalg.matrix_power(inner, tau - 1)
-    size = len(window) - 1
-    rest = torch.eye(size, dtype=W.dtype) - window[:size, :size]
-    s = torch.linalg.solve(rest, window[:size, size])
-    return s[: size // 2].reshape_as(quadratic.linear)
-
-
-def _affine_step(quadratic: Quadratic, V: Tensor, lr: float, beta: float) -> Tensor:
-    """Return (x, m, 1) -> (V (x - lr m+), m+, 1), m+ = beta m + H x + g, as one matrix."""
-    n, d = quadratic.linear.shape
-    eye = torch.eye(d, dtype=V.dtype)
-    V = torch.kron(V, eye)
-    H = torch.block_diag(*quadratic.hessians)
-    g = quadratic.pull.reshape(-1, 1)
-    x_row = torch.cat([V - lr * V @ H, -lr * beta * V, -lr * V @ g], 1)
-    m_row = torch.cat([H, beta * torch.eye(n * d, dtype=V.dtype), g], 1)
-    one = torch.zeros(1, 2 * n * d + 1, dtype=V.dtype)
-    one[0, -1] = 1.0
-    return torch.cat([x_row, m_row, one])
-
-
-def _static_weights(method: str, topology: Topology, quadratic: Quadratic) -> Tensor:
-    """Return W; refuse what has no fixed point."""
-    if method == "pmsgd-lars":
-        raise ValueError(
-            "pmsgd-lars has no fixed point: LARS makes every step lr * trust * |x| long, however "
-            "small the gradient; try pmsgd"
-        )
-    if method not in _METHODS:
-        raise ValueError(f"unknown method {method!r}; choose from {', '.join(_METHODS)}")
-    if not topology.static:
-        raise ValueError(
-            f"{topology!r} changes with the step, so the models keep moving and have no fixed "
-            "point; try a static topology such as symmetric-exponential"
-        )
-    if topology.num_nodes != quadratic.num_nodes:
-        raise ValueError(
-            f"{topology!r} has {topology.num_nodes} nodes, but there are {quadratic.num_nodes} "
-            "functions; give one per node"
-        )
-    directed = method not in (
-        "decentlam",
-        "decentlam-exact",
-        "decentlam-steady",
-        "d2-dmsgd",
-    )
-    if not directed and not topology.symmetric:
-        raise ValueError(
-            f"{method} needs symmetric weights; {topology!r} is directed. "
-            f"Try symmetric_exponential({topology.num_nodes})."
-        )
-    return topology.weights(0)

@@ -24,7 +24,7 @@ class LinearRegression:
 
     @cached_property
     def quadratic(self) -> Quadratic:
-        """The same functions by Hessian and linear part: x*, L, mu and b^2 live there."""
+        """The same functions by Hessian and linear part: x* and b^2 live there."""
         return Quadratic(self.A.mT @ self.A, (self.A.mT @ self.b.unsqueeze(2)).squeeze(2))
 
     @property

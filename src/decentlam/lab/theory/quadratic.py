@@ -1,4 +1,4 @@
-"""Quadratics on n nodes, and the constants of the theorems measured on them."""
+"""Quadratics on n nodes: their gradients, optimum and inconsistency."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Quadratic:
 
     >>> import torch
     >>> q = Quadratic(torch.ones(2, 1, 1), torch.tensor([[0.0], [2.0]]))
-    >>> q.x_star.tolist(), q.b2, q.L
-    ([1.0], 1.0, 1.0)
+    >>> q.x_star.tolist(), q.b2
+    ([1.0], 1.0)
     """
 
     hessians: Tensor  # (n, d, d), symmetric
@@ -25,10 +25,6 @@ class Quadratic:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hessians", self.hessians.double())
         object.__setattr__(self, "linear", self.linear.double())
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.linear)
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return grad f_i at row i of x, (n, d)."""
@@ -49,8 +45,3 @@ class Quadratic:
     def b2(self) -> float:
         """b^2 = (1/n) sum |grad f_i(x*)|^2 of Proposition 2."""
         return self.pull.square().sum(1).mean().item()
-
-    @cached_property
-    def L(self) -> float:  # noqa: N802 (the paper's letter)
-        """Smoothness of every f_i (A.1)."""
-        return torch.linalg.eigvalsh(self.hessians).max().item()

@@ -1,13 +1,9 @@
-"""How far a run is: a bar with the latest numbers in a terminal, a line now and then elsewhere."""
+"""How far a run is: a line on stderr per evaluation, and one when nothing was said for a while."""
 
 from __future__ import annotations
 
+import sys
 import time
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from decentlam.lab.values import Record
 
@@ -15,39 +11,21 @@ _LINE_SECONDS = 30.0
 
 
 class Display:
-    """Shows records on stderr. Without a terminal that is a line per evaluation, and one when
-    nothing was said for a while."""
+    """Prints the latest numbers of a run, of step records and evaluations."""
 
     def __init__(self, title: str, steps: int, done: int) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        self._steps, self._latest, self._said = steps, Record(), time.monotonic()
-        name = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._task = self._progress.add_task(title, total=steps, completed=done)
-        self._live: Live | None = None
-        if self._console.is_terminal:
-            self._live = Live(self._progress, console=self._console)
-            self._live.start()
-        else:
-            self._say(f"{title}, {steps} steps" + (f", from step {done}" if done else ""))
+        self._steps, self._latest = steps, Record()
+        self._say(f"{title}, {steps} steps" + (f", from step {done}" if done else ""))
 
     def show(self, record: Record) -> None:
         self._latest |= record
-        step, numbers = record["step"], words(self._latest)
         due = record["kind"] == "evaluation" or time.monotonic() - self._said > _LINE_SECONDS
-        if self._live is not None:
-            self._progress.update(self._task, completed=step)
-            self._live.update(Group(self._progress, Text(numbers)))
-        elif due and record["kind"] != "end":
-            self._say(f"step {step}/{self._steps}  {numbers}")
+        if due and record["kind"] != "end":
+            self._say(f"step {record['step']}/{self._steps}  {words(self._latest)}")
 
     def _say(self, text: str) -> None:
         self._said = time.monotonic()
-        self._console.print(text)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
+        print(text, file=sys.stderr, flush=True)
 
 
 def words(latest: Record) -> str:

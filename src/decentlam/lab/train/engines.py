@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +28,7 @@ from decentlam.lab.data.loading import StepBatches
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.tasks import Scores, Task
-from decentlam.monitoring import NODES, Monitor, monitor
+from decentlam.monitoring import Monitor, monitor
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
@@ -38,7 +36,6 @@ from decentlam.simulation.module import SimulatedModule
 from decentlam.topology import Topology
 
 KEEP = 2  # checkpoints of a run
-_WATCHED_SECONDS = 2.0  # between two records of simulated nodes
 
 StepStream = Generator[StepBatches, None, None]
 Survives = tuple[type[Exception], ...]
@@ -62,7 +59,6 @@ class SimulatedEngine:
         self.num_nodes = recipe.nodes
         self.parameters = self._nodes.x.shape[1]
         self.step = 0  # how many the run has taken
-        self._records: SimulatedRecords | None = None
 
     @property
     def lr(self) -> float:
@@ -82,12 +78,9 @@ class SimulatedEngine:
         return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
-        """Write from here on what `decentlam watch` shows; `unwatch` ends that."""
-        self._records = SimulatedRecords(directory, total_steps)
+        """Write from here on what `decentlam watch` shows of processes; `unwatch` ends that."""
 
-    def unwatch(self) -> None:
-        if self._records is not None:
-            self._records.write(self, ended=True)
+    def unwatch(self) -> None: ...
 
     def train(self, batches: StepBatches) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
@@ -95,21 +88,11 @@ class SimulatedEngine:
         pieces = [self._task.pieces(batch, size) for batch in batches]
         losses = self._nodes.step_on(self._task.loss, pieces, self.lr)
         self.step += 1
-        if self._records is not None:
-            self._records.stepped(self, losses)
         return losses
-
-    @property
-    def topology(self) -> Topology:
-        return self._network
-
-    def consensus_distance(self) -> float:
-        return self._nodes.consensus_distance()
 
     def evaluate(self, workers: int) -> Scores:
         """Score the averaged model and every node's own on the whole test set."""
         average = self._nodes.averaged()
-        self._task.settle(average)
         models = [average, *(self._nodes.node(rank) for rank in range(self.num_nodes))]
         batches = self._task.test_batches(workers)
         by_batch = [[self._task.score(model, batch) for model in models] for batch in batches]
@@ -145,45 +128,6 @@ class SimulatedEngine:
         meter.load_state_dict(content["meter"])
         torch.set_rng_state(content["rng"])
         self.step = int(meta["step"])
-
-
-class SimulatedRecords:
-    """What simulated nodes would say of themselves, in one file, every few seconds."""
-
-    def __init__(self, directory: Path, total_steps: int) -> None:
-        self._directory, self._total = directory / NODES, total_steps
-        self._written = self._since = time.perf_counter()
-        self._count, self._losses = 0, Tensor()
-
-    def stepped(self, engine: SimulatedEngine, losses: Tensor) -> None:
-        self._count, self._losses = self._count + 1, losses
-        if time.perf_counter() - self._written > _WATCHED_SECONDS:
-            self.write(engine)
-
-    def write(self, engine: SimulatedEngine, ended: bool = False) -> None:
-        """Write a record of each node, in files as processes have them."""
-        now = time.perf_counter()
-        seconds, self._since = (now - self._since) / max(1, self._count), now
-        self._written, self._count = now, 0
-        self._directory.mkdir(exist_ok=True)
-        sent, distance = engine.cost["bytes_sent"], engine.consensus_distance()
-        for node, loss in enumerate(self._losses.tolist()):
-            record = {
-                "time": time.time(),
-                "node": node,
-                "member": node,
-                "members": list(range(engine.num_nodes)),
-                "step": engine.step,
-                "total_steps": self._total,
-                "lr": engine.lr,
-                "step_seconds": seconds,
-                "bytes_sent": sent,
-                "disagreement": distance,
-                "loss": loss,
-                "ended": ended,
-            }
-            with (self._directory / f"{node}.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
 
 
 @dataclass(frozen=True)
@@ -326,7 +270,6 @@ class ProcessEngine:
         task, network = self._task, self._network
         with self._optimizer.averaged(self._model):
             average = copy.deepcopy(self._model)
-        task.settle(average)
         own, share = [], []
         for k, batch in enumerate(task.test_batches(workers)):
             own.append(task.score(self._model, batch))

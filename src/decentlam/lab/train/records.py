@@ -1,4 +1,4 @@
-"""The run directory: run.json, records.jsonl and TensorBoard events, as they happen."""
+"""The run directory: run.json, and records.jsonl as they happen."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from typing import IO, Any
 
 import torch
 
-from decentlam.algorithms import always_everyone
 from decentlam.checkpoint.directory import find
 from decentlam.lab import recipes
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.display import Display
-from decentlam.lab.train.engines import Engine, models_sent
+from decentlam.lab.train.engines import Engine
 from decentlam.lab.values import Record, parse_json, plain
 from decentlam.lab.versions import versions
 
@@ -33,7 +32,7 @@ SCORES = {
         *("nodes_ap50_min", "consensus_distance"),
     ),
 }
-RUN, RECORDS, CHECKPOINT, TENSORBOARD = "run.json", "records.jsonl", "checkpoint", "tensorboard"
+RUN, RECORDS, CHECKPOINT = "run.json", "records.jsonl", "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,6 @@ def describe(
         "parameters": parameters,
         "steps": recipe.steps(steps_per_epoch),
         "steps_per_epoch": steps_per_epoch,
-        **_traffic(recipe, parameters),
         "notes": notes,
         "machine": {
             "system": platform.system(),
@@ -161,19 +159,6 @@ def describe(
             "threads": torch.get_num_threads(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         },
-    }
-
-
-def _traffic(recipe: Recipe, parameters: int) -> Record:
-    """Return what run.json says about messages."""
-    algorithm, network, _ = recipe.chosen()
-    steps = range(16 if network.period is None else network.period)
-    sent = sum(models_sent(algorithm, network, step) for step in steps) / len(steps)
-    bytes_each = 8 if recipe.precision == "float64" else 4
-    return {
-        "message_bytes": algorithm.payloads(0) * parameters * bytes_each,
-        "peers": sent / algorithm.payloads(0),
-        "rho": None if always_everyone(algorithm) else network.rho,
     }
 
 
@@ -191,7 +176,8 @@ class RunWriter:
         self.directory, self.steps_per_epoch = options.directory, steps_per_epoch
         self.steps = options.recipe.steps(steps_per_epoch)
         self.last_evaluation: Record | None = None
-        self._open: contextlib.ExitStack | None = None
+        self._file: IO[str] | None = None
+        self._display: Display | None = None
 
     def __enter__(self) -> RunWriter:
         if self._engine.writes:
@@ -199,8 +185,6 @@ class RunWriter:
         return self
 
     def _begin(self, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed here
-
         self.directory.mkdir(parents=True, exist_ok=True)
         if step == 0 or not (self.directory / RUN).exists():
             size = self._engine.parameters
@@ -209,46 +193,32 @@ class RunWriter:
         kept = [r for r in read(self.directory) if r["kind"] != "end" and r["step"] <= step]
         _replace(self.directory / RECORDS, "".join(json.dumps(record) + "\n" for record in kept))
         self.last_evaluation = next((r for r in reversed(kept) if r["kind"] == "evaluation"), None)
-        self._open = contextlib.ExitStack()
-        self._file = self._open.enter_context(
-            (self.directory / RECORDS).open("a", encoding="utf-8")
-        )
-        self._board = self._open.enter_context(
-            SummaryWriter(
-                str(self.directory / TENSORBOARD),
-                purge_step=step + 1 if step else None,
-                flush_secs=10,
-            )
-        )
-        self._display = None
+        self._file = (self.directory / RECORDS).open("a", encoding="utf-8")
         if not self._options.quiet:
             title = f"{self._options.recipe.method} on {self._options.recipe.data}"
             self._display = Display(title, self.steps, step)
-            self._open.callback(self._display.close)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Add a record; does nothing where another process writes."""
         if not self._engine.writes:
             return self.__exit__()
-        if self._open is None:
+        if self._file is None:
             self._begin(step - 1)
+        assert self._file is not None
         if kind != "end":
             values = {"epoch": step / self.steps_per_epoch, **values}
         record: Record = plain({"kind": kind, "step": step, **values})
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "step":
-                self._board.add_scalar(f"{kind}/{name}", value, step)
         if kind == "evaluation":
             self.last_evaluation = record
         if self._display is not None:
             self._display.show(record)
 
     def __exit__(self, *error: object) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def read(directory: Path) -> list[Record]:

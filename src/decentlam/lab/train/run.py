@@ -211,9 +211,7 @@ def _read_data(recipe: Recipe, numerics: Numerics, elastic: bool) -> tuple[Task,
     shards = (
         everything if elastic else split(task.data.labels, recipe.nodes, recipe.shards, recipe.seed)
     )
-    size = recipe.batch_per_node
-    piece = min(recipe.micro_batch or size, size)
-    return task, Batches(shards, size, recipe.seed, task.shapes, piece)
+    return task, Batches(shards, recipe.batch_per_node, recipe.seed)
 
 
 def _device(network: Network, elastic: bool) -> torch.device:

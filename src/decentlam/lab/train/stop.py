@@ -34,8 +34,6 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data loader's, with a copy of this handler
-            if number == signal.SIGTERM:
-                os._exit(128 + number)
             return
         now = time.monotonic()
         if not self.requested:

@@ -59,10 +59,6 @@ class Task(Protocol):
         """A `Source` with `labels`, one for each training sample: shards are sorted by them."""
 
     @property
-    def shapes(self) -> Tensor | None:
-        """The group of each training sample, (N,), if samples of a batch should be of one."""
-
-    @property
     def notes(self) -> list[str]:
         """Return what a user should know of the data before training starts."""
 
@@ -74,9 +70,6 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean over the samples, one number to call `backward` on."""
-
-    def settle(self, average: nn.Module) -> None:
-        """Make the averaged model ready to be scored."""
 
     def test_batches(self, workers: int) -> Iterator[Any]: ...
 
