@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import uuid
 import weakref
@@ -184,6 +185,7 @@ class Membership:
             time.sleep(self._heartbeat.limit / 4)
             return
         _, address, store = found
+        silent = self._host()
         inner = dist.PrefixStore(spare_stores.PREFIX, store)
         calls = StoreCalls(inner)
         try:
@@ -193,7 +195,7 @@ class Membership:
             raise
         self._moved, self._store = True, inner
         self._addresses = [a for a in self._addresses if a != address] + [address]
-        self._heartbeat.use(calls, self.generation.members, self.generation.number)
+        self._heartbeat.use(calls, self.generation.members, self.generation.number, silent)
         log.warning("process %d goes on with the store at %s", self.me, address)
 
     def _carry(self, store: Any) -> None:
@@ -218,6 +220,12 @@ class Membership:
         while store.check([f"generation/{number + 1}"]):
             number += 1
         return number
+
+    def _host(self) -> int | None:
+        """Return the member whose process has the store; None if that is a process of torchrun."""
+        hosts = dict(zip(self.generation.stores, self.generation.members, strict=False))
+        first = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+        return hosts.get(self._address, first)
 
     @property
     def _address(self) -> str:
@@ -392,8 +400,7 @@ class Membership:
         heartbeat.watches_default_group(self._heartbeat)
         self.changed_at = (noticed, time.monotonic())
         self._formed, self._moved = generation, False
-        hosts = dict(zip(generation.stores, generation.members, strict=True))
-        self._heartbeat.host = hosts.get(self._address, 0)
+        self._heartbeat.host = self._host() or 0
         if self._notes is not None and self.me == generation.members[0]:
             self._note(self._notes)
         log.info("generation %d: processes %s", generation.number, generation.members)

@@ -47,6 +47,7 @@ _BEATS = 8  # within the limit
 _STORE_LIMITS = 2  # the store, which many ask, may take this many times the limit
 _BUSY_LIMITS = 6  # and so may a process that can be seen to run, on the same machine
 _LONGEST_BEAT = 1.0
+_MOMENT = 1 / 6  # of the limit
 _GONE = 2  # answers in a row without which the store counts as gone
 _READ_SECONDS = 10.0  # that the process of the store stays for others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
@@ -101,6 +102,7 @@ class Heartbeat:
             "net": _space("net"),
         }
         self._count = 0
+        self._looked = time.monotonic()  # when it last heard of the others
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.waits_for_nccl = False  # which nobody can interrupt
         self._seen: dict[int, _Seen] = {}
@@ -136,10 +138,20 @@ class Heartbeat:
             for seen in list(self._seen.values()):
                 seen.since = now
 
-    def use(self, calls: StoreCalls, members: Sequence[int], generation: int) -> None:
-        """Goes on in another store. Members that do not come there in time are lost."""
+    def use(
+        self, calls: StoreCalls, members: Sequence[int], generation: int, host: int | None
+    ) -> None:
+        """Go on in another store. Members that do not come there in time are lost.
+
+        `host`, in whose process the store before was, has been silent as long as that store, and
+        gets only what is left of its limit, or a moment if nothing is.
+        """
+        heard = self._seen[host].since if host in self._seen else -math.inf
         self.follow(members, generation)
         with self._lock:
+            self._looked = now = time.monotonic()
+            if host in self._seen:
+                self._seen[host].since = max(heard, now - (1 - _MOMENT) * self.limit)
             left, self.calls, self._heard = self.calls, calls, set()
             unknown = [m for m in members if m != self.me and m not in self._seen]
             self._lost = dict.fromkeys(unknown, "it was never heard")
@@ -282,12 +294,13 @@ class Heartbeat:
     # In the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        last, gone = time.monotonic(), 0
+        gone = 0
         while not self._stopped and (gone < _GONE or self.moves):
             with self._lock:
                 calls, heard = self.calls, self._heard
             try:
-                last, gone = self._look_round(last, calls, heard), 0
+                self._look_round(calls, heard)
+                gone = 0
             except StoreGoneError as error:
                 gone += 1
                 self._sleep(self._interval / 2)  # or until the end of its process is seen
@@ -317,8 +330,8 @@ class Heartbeat:
         for seen in self._seen.values():
             seen.end()
 
-    def _look_round(self, last: float, calls: StoreCalls, heard: set[int]) -> float:
-        """Beats, judges the others, sleeps; when it was."""
+    def _look_round(self, calls: StoreCalls, heard: set[int]) -> None:
+        """Beat, judge the others, and sleep."""
         exchange = partial(self._exchange, heard)
         try:
             reading = calls.call(exchange, self.limit)
@@ -331,10 +344,10 @@ class Heartbeat:
         now = time.monotonic()
         if calls is self.calls:
             self.store_error = None
-        self._judge(*reading, now, stalled=now - last > self.limit / 2)
+        stalled, self._looked = now - self._looked > self.limit / 2, now
+        self._judge(*reading, now, stalled)
         self._tell_of_wait()
         self._sleep(self._interval)
-        return now
 
     def _tell_of_wait(self) -> None:
         """Say for whom this process waits if it has waited for long, and what others do."""
