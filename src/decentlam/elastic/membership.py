@@ -38,7 +38,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from decentlam.data import Change
@@ -68,8 +67,6 @@ class Membership:
         host: str | None = None,  # the address at which a spare store listens, if there is one
         notes: Path | None = None,
     ) -> None:
-        if not hasattr(store, "clone"):
-            raise RuntimeError(f"elastic runs need torch 2.7 or newer, this is {torch.__version__}")
         self._store = dist.PrefixStore(spare_stores.PREFIX, store)
         self._spare = None if host is None else open_store(host)
         self._first = store  # others may be in it as long as this process lives

@@ -57,8 +57,6 @@ _CONNECT_SECONDS = 2.0  # in which those who are there have connected to each ot
 _LOOK_SECONDS = 0.02  # between two looks whether others have written something
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
 _TAG = (1 << 13) - 1  # of a message that nobody sends
-_GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
-_LET_GO_SECONDS = 0.05
 _PIDS = 1 << 31  # there are no more
 
 
@@ -592,10 +590,6 @@ def destroy_group(alone: bool = False) -> None:
 
     `alone`: the others may be waiting for this process, and not leave with it. gloo only closes
     its connections, but NCCL waits until all leave, so that such a group is left to the system.
-
-    Before torch 2.8 gloo's thread needs Python's lock to let go of the last collective, and the
-    destructor of the group, which has that lock, waits for the thread: forever, if the collective
-    has ended just now.
     """
     global _forsaken
     if not dist.is_initialized():
@@ -609,8 +603,6 @@ def destroy_group(alone: bool = False) -> None:
             close_connections(world)
     if _forsaken is not None and _forsaken() is world:
         return
-    if _GLOO_NEEDS_PYTHON:
-        time.sleep(_LET_GO_SECONDS)
     dist.destroy_process_group()
 
 
@@ -713,8 +705,8 @@ def of_default_group() -> Heartbeat | None:
     assert world is not None
     if _current is None or _watched is None or _watched() is not world:
         store = dist.distributed_c10d._get_default_store()
-        if not hasattr(store, "clone") or address_of(store) is None:
-            return None  # torch before 2.7, MPI, or a file that every beat would make longer
+        if address_of(store) is None:
+            return None  # MPI, or a file that every beat would make longer
         started = start(store, dist.get_rank(), range(dist.get_world_size()))
         _watched = weakref.ref(world)
         return started
