@@ -45,7 +45,7 @@ from decentlam.elastic import generation as records
 from decentlam.elastic import spare_stores
 from decentlam.elastic.generation import Generation, are_enough
 from decentlam.errors import ExchangeError, MinorityError, RunOverError
-from decentlam.network import heartbeat
+from decentlam.network import groups, heartbeat
 from decentlam.network.store import StoreCalls, StoreError, address_of, ask, open_store, within
 
 log = logging.getLogger(__name__)
@@ -368,7 +368,7 @@ class Membership:
     def use_timeout(self, seconds: float) -> None:
         """Set the timeout of collectives that move whole models; until then they are few bytes."""
         assert dist.group.WORLD is not None
-        heartbeat.set_timeout(dist.group.WORLD, seconds)
+        groups.set_timeout(dist.group.WORLD, seconds)
 
     # Group --------------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class Membership:
         generation = self.generation
         noticed = self._heartbeat.interrupted_at
         self._heartbeat.follow(generation.members, generation.number)
-        heartbeat.destroy_group()
+        groups.destroy_default_group()
         # torch numbers its groups, and those that could not be formed count; all must agree.
         dist.distributed_c10d._world.group_count = 0
         wait = timedelta(seconds=2 * self._heartbeat.limit + 5.0)

@@ -27,7 +27,7 @@ from decentlam.launch.environment import (
     launched_process,
     meeting_point,
 )
-from decentlam.network import heartbeat
+from decentlam.network import groups, heartbeat
 from decentlam.network.network import can_form_lazily, exchange_errors
 from decentlam.network.store import ask, open_store, within
 
@@ -231,7 +231,7 @@ def _form(
         )
     if is_gloo:
         assert dist.group.WORLD is not None
-        heartbeat.set_timeout(dist.group.WORLD, timeout_seconds)
+        groups.set_timeout(dist.group.WORLD, timeout_seconds)
     heartbeat.watches_default_group(watching)
 
 
@@ -264,7 +264,7 @@ def leave() -> None:
     # An error has ended the script, or somebody is gone: NCCL would wait for all of them.
     alone = hasattr(sys, "last_value") or heartbeat.interrupted()
     heartbeat.stop()
-    heartbeat.destroy_group(alone)
+    groups.destroy_default_group(alone)
 
 
 def choose_interface(host: str, one_host: bool | None) -> None:
