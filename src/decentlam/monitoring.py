@@ -275,15 +275,16 @@ def _writer(optimizer: Any, to: Destination, total: int | None) -> Callable[[Rec
     if isinstance(to, str | os.PathLike):
         return _Directory(Path(to), optimizer, total).write
     if hasattr(to, "add_scalar"):
-        return lambda record: _each(
-            record, lambda name, value: to.add_scalar(name, value, record["step"])
-        )
+
+        def add_scalars(record: Record) -> None:
+            for name, value in numbers(record).items():
+                to.add_scalar(name, value, record["step"])
+
+        return add_scalars
     if hasattr(to, "log"):
 
         def log(record: Record) -> None:
-            values: dict[str, float] = {}
-            _each(record, values.__setitem__)
-            if values:
+            if values := numbers(record):
                 to.log(values)
 
         return log
@@ -296,8 +297,8 @@ def _writer(optimizer: Any, to: Destination, total: int | None) -> Callable[[Rec
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """Return the numbers of a record that loggers take, named `decentlam/wait_seconds` and so;
-    none of the last record, which says no more than that it is the last."""
+    """Return the numbers of a record that loggers take, under names like `decentlam/wait_seconds`;
+    none of the last record, which only says that it is the last."""
     if record.get("ended"):
         return {}
     left_out = ("time", "pid", "node", "member", "step", "total_steps", "ended")
@@ -306,11 +307,6 @@ def numbers(record: Record) -> dict[str, float]:
         for name, value in record.items()
         if isinstance(value, int | float) and name not in left_out
     }
-
-
-def _each(record: Record, take: Callable[[str, float], object]) -> None:
-    for name, value in numbers(record).items():
-        take(name, value)
 
 
 class _Directory:

@@ -27,6 +27,7 @@ from decentlam.errors import ExchangeError, RunOverError
 from decentlam.launch.environment import LAUNCHED
 from decentlam.launch.processes import variables
 from decentlam.network import heartbeat as watch
+from decentlam.network.peers import is_stopped
 from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, ask, open_store
 from tests.helpers.processes import context
 
@@ -192,7 +193,7 @@ def serve(pipe: Connection) -> None:
 def test_a_store_that_is_stopped_does_not_hold_up_init(served: tuple[int, dist.Store]) -> None:
     pid, store = served
     os.kill(pid, signal.SIGSTOP)
-    while not watch._is_stopped(pid):
+    while not is_stopped(pid):
         time.sleep(0.01)
     with pytest.raises(StoreError, match="rendezvous store did not answer within"):
         Membership(store, 0, num_processes=1, timeout=0.2, wait=0.2)

@@ -24,8 +24,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import decentlam
 from decentlam.lab import network as emulation
 from decentlam.launch import init as group
+from decentlam.network import groups, network
 from decentlam.network import heartbeat as watch
-from decentlam.network import network
 from tests.helpers.processes import HANG_SECONDS
 from tests.helpers.quadratic import Quadratic
 from tests.helpers.scripts import (
@@ -399,8 +399,8 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
         monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
-        for name in ("set_timeout", "watches_default_group"):
-            monkeypatch.setattr(watch, name, lambda *arguments: None)
+        monkeypatch.setattr(groups, "set_timeout", lambda *arguments: None)
+        monkeypatch.setattr(watch, "watches_default_group", lambda watching: None)
         quiet = SimpleNamespace(
             wait_until_all_are_seen=lambda seconds: None, group_store=lambda prefix: store
         )

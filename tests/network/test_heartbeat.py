@@ -10,6 +10,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,14 @@ from decentlam.checkpoint import directory, save_checkpoint
 from decentlam.network import heartbeat as watching
 from decentlam.network.heartbeat import Heartbeat as Watch
 from decentlam.network.network import connect
-from tests.helpers.processes import HANG_SECONDS, message_of, run_processes, warnings_of
+from decentlam.network.store import StoreCalls
+from tests.helpers.processes import (
+    HANG_SECONDS,
+    context,
+    message_of,
+    run_processes,
+    warnings_of,
+)
 from tests.helpers.quadratic import quadratic_loss, start, train
 from tests.helpers.scripts import fork, free_port
 
@@ -227,6 +236,46 @@ def test_a_process_that_is_alone_waits_for_nobody_to_be_lost(
     watch = Watch(open_store(), 0, range(1), 0)
     watch.limit = HANG_SECONDS  # half as long again would be more than a test may take
     assert watch.wait_for_cause(math.inf) is None
+    watch.leave()
+
+
+def serve(pipe: Connection) -> None:
+    store = open_store()
+    pipe.send(store.port)
+    signal.pause()
+
+
+@pytest.fixture
+def frozen() -> Iterator[tuple[dist.Store, Callable[[], None]]]:
+    """A store in a process of its own, and what freezes that."""
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,))
+    process.start()
+    assert process.pid is not None
+    freeze = partial(os.kill, process.pid, signal.SIGSTOP)
+    yield dist.TCPStore("127.0.0.1", here.recv(), is_master=False), freeze
+    process.kill()
+    process.join()
+
+
+def test_who_had_the_store_and_is_frozen_gets_what_is_left_of_its_limit(
+    frozen: tuple[dist.Store, Callable[[], None]],
+) -> None:
+    """In the next store, in which the others have a whole limit to come."""
+    store, freeze = frozen
+    watch = Watch(store, 1, range(1, 4), 0)
+    watch.limit, watch.moves = 3.0, True
+    for member in (2, 3):
+        say(watch, member)
+    assert wait_for(lambda: {2, 3} <= watch._seen.keys())
+    freeze()
+    assert wait_for(lambda: watch.store_error is not None)
+    watch.use(StoreCalls(open_store()), range(1, 4), 0, 2)
+    moved = time.monotonic()
+    assert wait_for(lambda: 2 in watch.lost)
+    assert time.monotonic() - moved < watch.limit / 2
+    assert wait_for(lambda: 3 in watch.lost)
+    assert time.monotonic() - moved > watch.limit
     watch.leave()
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import uuid
 import weakref
@@ -37,7 +38,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from decentlam.data import Change
@@ -45,7 +45,7 @@ from decentlam.elastic import generation as records
 from decentlam.elastic import spare_stores
 from decentlam.elastic.generation import Generation, are_enough
 from decentlam.errors import ExchangeError, MinorityError, RunOverError
-from decentlam.network import heartbeat
+from decentlam.network import groups, heartbeat
 from decentlam.network.store import StoreCalls, StoreError, address_of, ask, open_store, within
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,6 @@ class Membership:
         host: str | None = None,  # the address at which a spare store listens, if there is one
         notes: Path | None = None,
     ) -> None:
-        if not hasattr(store, "clone"):
-            raise RuntimeError(f"elastic runs need torch 2.7 or newer, this is {torch.__version__}")
         self._store = dist.PrefixStore(spare_stores.PREFIX, store)
         self._spare = None if host is None else open_store(host)
         self._first = store  # others may be in it as long as this process lives
@@ -184,6 +182,7 @@ class Membership:
             time.sleep(self._heartbeat.limit / 4)
             return
         _, address, store = found
+        silent = self._host()
         inner = dist.PrefixStore(spare_stores.PREFIX, store)
         calls = StoreCalls(inner)
         try:
@@ -193,7 +192,7 @@ class Membership:
             raise
         self._moved, self._store = True, inner
         self._addresses = [a for a in self._addresses if a != address] + [address]
-        self._heartbeat.use(calls, self.generation.members, self.generation.number)
+        self._heartbeat.use(calls, self.generation.members, self.generation.number, silent)
         log.warning("process %d goes on with the store at %s", self.me, address)
 
     def _carry(self, store: Any) -> None:
@@ -218,6 +217,12 @@ class Membership:
         while store.check([f"generation/{number + 1}"]):
             number += 1
         return number
+
+    def _host(self) -> int | None:
+        """Return the member whose process has the store; None if that is a process of torchrun."""
+        hosts = dict(zip(self.generation.stores, self.generation.members, strict=False))
+        first = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+        return hosts.get(self._address, first)
 
     @property
     def _address(self) -> str:
@@ -363,7 +368,7 @@ class Membership:
     def use_timeout(self, seconds: float) -> None:
         """Set the timeout of collectives that move whole models; until then they are few bytes."""
         assert dist.group.WORLD is not None
-        heartbeat.set_timeout(dist.group.WORLD, seconds)
+        groups.set_timeout(dist.group.WORLD, seconds)
 
     # Group --------------------------------------------------------------------------------------
 
@@ -372,7 +377,7 @@ class Membership:
         generation = self.generation
         noticed = self._heartbeat.interrupted_at
         self._heartbeat.follow(generation.members, generation.number)
-        heartbeat.destroy_group()
+        groups.destroy_default_group()
         # torch numbers its groups, and those that could not be formed count; all must agree.
         dist.distributed_c10d._world.group_count = 0
         wait = timedelta(seconds=2 * self._heartbeat.limit + 5.0)
@@ -392,8 +397,7 @@ class Membership:
         heartbeat.watches_default_group(self._heartbeat)
         self.changed_at = (noticed, time.monotonic())
         self._formed, self._moved = generation, False
-        hosts = dict(zip(generation.stores, generation.members, strict=True))
-        self._heartbeat.host = hosts.get(self._address, 0)
+        self._heartbeat.host = self._host() or 0
         if self._notes is not None and self.me == generation.members[0]:
             self._note(self._notes)
         log.info("generation %d: processes %s", generation.number, generation.members)

@@ -27,7 +27,7 @@ from decentlam.launch.environment import (
     launched_process,
     meeting_point,
 )
-from decentlam.network import heartbeat
+from decentlam.network import groups, heartbeat
 from decentlam.network.network import can_form_lazily, exchange_errors
 from decentlam.network.store import ask, open_store, within
 
@@ -38,7 +38,6 @@ _ELSEWHERE = "203.0.113.1"  # reserved for documentation (RFC 5737); nothing is 
 _GRACE_SECONDS = 5.0  # for torch to give up by itself
 _FORM_SECONDS = 60.0  # to connect processes that are all there
 _SIOCGIFADDR = 0x8915
-_HAS_HEARTBEAT = hasattr(dist.Store, "clone")  # torch from 2.7 on
 BOTH = "cpu:gloo,cuda:nccl"  # each tensor travels by what fits the process where it is
 _CURES = {
     "EADDRINUSE": "Set another MASTER_PORT, or end what listens on this one",
@@ -121,8 +120,7 @@ def _store(process: LaunchedProcess, wait: float) -> dist.Store:
     link goes down, or whoever listens is stopped, after the connection was made."""
     # Told their number, process 0 would wait in torch until all have connected, and notice nobody's
     # end meanwhile. The heartbeat waits for them instead.
-    size = -1 if _HAS_HEARTBEAT else process.num_processes
-    where = f"env://?rank={process.rank}&world_size={size}"
+    where = f"env://?rank={process.rank}&world_size=-1"
 
     def rendezvous() -> dist.Store:
         store: dist.Store | None = _own_store(process, wait)
@@ -145,7 +143,7 @@ def _own_store(process: LaunchedProcess, wait: float) -> dist.Store | None:
     """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if process.rank != 0 or by_launcher or not _HAS_HEARTBEAT:
+    if process.rank != 0 or by_launcher:
         return None
     try:
         address = ipaddress.ip_address(LOOPBACK if host == "localhost" else host)
@@ -207,11 +205,9 @@ def _form(
     """The group of all processes. From the moment that a process has found the store the others
     notice if it is lost."""
     store = _store(process, wait)
-    watching = None
-    if _HAS_HEARTBEAT:
-        inner = dist.PrefixStore("decentlam start", store)
-        watching = heartbeat.start(inner, process.rank, range(process.num_processes))
-        watching.wait_until_all_are_seen(wait)
+    inner = dist.PrefixStore("decentlam start", store)
+    watching = heartbeat.start(inner, process.rank, range(process.num_processes))
+    watching.wait_until_all_are_seen(wait)
     backend = backend or _usual_backend(store, device, process)
     if "nccl" in backend:
         assert device is not None
@@ -221,7 +217,7 @@ def _form(
     # be split by all processes whenever some of them form another.
     bound = device if "nccl" in backend and can_form_lazily() else None
     is_gloo = backend == "gloo"
-    if is_gloo and watching is not None:  # threads of NCCL use the store, without Python's lock
+    if is_gloo:  # threads of NCCL use the store, without Python's lock
         store = watching.group_store("group")
     limit = min(timeout_seconds, _FORM_SECONDS) if is_gloo else timeout_seconds
     with exchange_errors(f"process {process.rank}, at the start", "everyone"):
@@ -235,9 +231,8 @@ def _form(
         )
     if is_gloo:
         assert dist.group.WORLD is not None
-        heartbeat.set_timeout(dist.group.WORLD, timeout_seconds)
-    if watching is not None:
-        heartbeat.watches_default_group(watching)
+        groups.set_timeout(dist.group.WORLD, timeout_seconds)
+    heartbeat.watches_default_group(watching)
 
 
 def init_if_launched(device: torch.device, elastic: bool = False) -> None:
@@ -269,7 +264,7 @@ def leave() -> None:
     # An error has ended the script, or somebody is gone: NCCL would wait for all of them.
     alone = hasattr(sys, "last_value") or heartbeat.interrupted()
     heartbeat.stop()
-    heartbeat.destroy_group(alone)
+    groups.destroy_default_group(alone)
 
 
 def choose_interface(host: str, one_host: bool | None) -> None:

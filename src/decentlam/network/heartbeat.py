@@ -19,24 +19,21 @@ import logging
 import math
 import os
 import select
-import socket
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from multiprocessing import util
-from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
-from decentlam.network import waiting
+from decentlam.network import peers, waiting
+from decentlam.network.beats import Interruption, declare, read_beat, read_interruption
+from decentlam.network.groups import GroupStore, close_connections
+from decentlam.network.peers import Peer
 from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, address_of
 
 log = logging.getLogger(__name__)
@@ -45,45 +42,12 @@ T = TypeVar("T")
 USUAL_SECONDS = 10.0
 _BEATS = 8  # within the limit
 _STORE_LIMITS = 2  # the store, which many ask, may take this many times the limit
-_BUSY_LIMITS = 6  # and so may a process that can be seen to run, on the same machine
 _LONGEST_BEAT = 1.0
+_MOMENT = 1 / 6  # of the limit
 _GONE = 2  # answers in a row without which the store counts as gone
 _READ_SECONDS = 10.0  # that the process of the store stays for others to read that it leaves
 _FIRST_SECONDS = 60.0  # of a store that answers for the first time
-_FORMED = timedelta(seconds=60.0)  # the same for what forms a group, if torch says nothing else
-_REQUEST_SECONDS = 5.0  # of one request, at least
-_CONNECT_SECONDS = 2.0  # in which those who are there have connected to each other
-_LOOK_SECONDS = 0.02  # between two looks whether others have written something
 _END_SECONDS = 3.0  # for a thread to end; one that asks a store that is frozen does not
-_TAG = (1 << 13) - 1  # of a message that nobody sends
-_GLOO_NEEDS_PYTHON = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
-_LET_GO_SECONDS = 0.05
-_PIDS = 1 << 31  # there are no more
-
-
-@dataclass(frozen=True)
-class Interruption:
-    """The reason why the members cannot go on as they are."""
-
-    text: str
-    lost: tuple[int, ...] = ()  # who is gone
-
-
-@dataclass
-class _Seen:
-    """The facts that are known of another process."""
-
-    beat: dict[str, Any]
-    since: float  # when its heartbeat last changed
-    pidfd: int | None = None  # on this machine: can be polled for its end
-    ended: bool = False
-
-    def end(self) -> None:
-        """It has ended, or is not watched any more."""
-        self.ended = True
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
 
 
 class Heartbeat:
@@ -94,16 +58,12 @@ class Heartbeat:
         self._store = store  # which ends, if it is in this process, when nobody knows it any more
         self.calls = StoreCalls(store)
         self.limit = USUAL_SECONDS
-        self._facts = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "machine": _space("pid"),
-            "net": _space("net"),
-        }
+        self._facts = peers.own_facts()
         self._count = 0
+        self._looked = time.monotonic()  # when it last heard of the others
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.waits_for_nccl = False  # which nobody can interrupt
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, Peer] = {}
         self._heard: set[int] = set()  # who has beaten in this store
         self._ignored: set[str] = set()  # keys with a value that makes no sense
         self.host = 0  # whose process the store is in, perhaps
@@ -114,7 +74,6 @@ class Heartbeat:
         self._lock = threading.Lock()
         self.interrupted_at = 0.0
         self._leaves = False  # this process ends in order
-        self.forming: dist.Store | None = None
         self.position: Callable[[], int] = lambda: 0  # grows while this process trains
         self._meets = False  # it waits for all members to make the same call
         self._passed_at = math.inf  # when some were first seen to have gone past that call
@@ -136,10 +95,20 @@ class Heartbeat:
             for seen in list(self._seen.values()):
                 seen.since = now
 
-    def use(self, calls: StoreCalls, members: Sequence[int], generation: int) -> None:
-        """Goes on in another store. Members that do not come there in time are lost."""
+    def use(
+        self, calls: StoreCalls, members: Sequence[int], generation: int, host: int | None
+    ) -> None:
+        """Go on in another store. Members that do not come there in time are lost.
+
+        `host`, in whose process the store before was, has been silent as long as that store, and
+        gets only what is left of its limit, or a moment if nothing is.
+        """
+        heard = self._seen[host].since if host in self._seen else -math.inf
         self.follow(members, generation)
         with self._lock:
+            self._looked = now = time.monotonic()
+            if host in self._seen:
+                self._seen[host].since = max(heard, now - (1 - _MOMENT) * self.limit)
             left, self.calls, self._heard = self.calls, calls, set()
             unknown = [m for m in members if m != self.me and m not in self._seen]
             self._lost = dict.fromkeys(unknown, "it was never heard")
@@ -180,13 +149,10 @@ class Heartbeat:
                     close_connections(group)
 
     def group_store(self, prefix: str) -> dist.Store:
-        """Return a store for torch to form a group in, whose waits end when somebody is lost.
-
-        In another one torch would wait until its timeout for an address that nobody writes any
-        more. All processes must use one of the same prefix, which `watches_default_group` keeps.
-        """
-        self.forming = _GroupStore(self)
-        return dist.PrefixStore(prefix, self.forming)
+        """Return a store for torch to form the default group in; see `GroupStore`."""
+        global _group_store
+        _group_store = GroupStore(self)
+        return dist.PrefixStore(prefix, _group_store)
 
     @property
     def lost(self) -> dict[int, str]:
@@ -202,7 +168,9 @@ class Heartbeat:
         """Tells all members that this generation cannot go on; the first report counts."""
         with contextlib.suppress(ExchangeError):
             found, generation = Interruption(text, tuple(lost)), self.generation
-            self.calls.call(lambda store: _declare(store, generation, found), self.limit)
+            self.calls.call(
+                lambda store: declare(store, f"trouble/{generation}", found), self.limit
+            )
         self._wake_up()
 
     def wait_for_cause(self, patience: float) -> Interruption | None:
@@ -282,12 +250,13 @@ class Heartbeat:
     # In the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        last, gone = time.monotonic(), 0
+        gone = 0
         while not self._stopped and (gone < _GONE or self.moves):
             with self._lock:
                 calls, heard = self.calls, self._heard
             try:
-                last, gone = self._look_round(last, calls, heard), 0
+                self._look_round(calls, heard)
+                gone = 0
             except StoreGoneError as error:
                 gone += 1
                 self._sleep(self._interval / 2)  # or until the end of its process is seen
@@ -317,8 +286,8 @@ class Heartbeat:
         for seen in self._seen.values():
             seen.end()
 
-    def _look_round(self, last: float, calls: StoreCalls, heard: set[int]) -> float:
-        """Beats, judges the others, sleeps; when it was."""
+    def _look_round(self, calls: StoreCalls, heard: set[int]) -> None:
+        """Beat, judge the others, and sleep."""
         exchange = partial(self._exchange, heard)
         try:
             reading = calls.call(exchange, self.limit)
@@ -331,10 +300,10 @@ class Heartbeat:
         now = time.monotonic()
         if calls is self.calls:
             self.store_error = None
-        self._judge(*reading, now, stalled=now - last > self.limit / 2)
+        stalled, self._looked = now - self._looked > self.limit / 2, now
+        self._judge(*reading, now, stalled)
         self._tell_of_wait()
         self._sleep(self._interval)
-        return now
 
     def _tell_of_wait(self) -> None:
         """Say for whom this process waits if it has waited for long, and what others do."""
@@ -356,7 +325,7 @@ class Heartbeat:
     def _host_is_stopped(self) -> bool:
         """Return True if the process that may have the store is frozen, on this machine."""
         host = self._seen.get(self.host)
-        return host is not None and host.pidfd is not None and _is_stopped(host.beat["pid"])
+        return host is not None and host.stopped
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until the next beat, or until a process of this machine ends."""
@@ -391,13 +360,13 @@ class Heartbeat:
         key = f"trouble/{generation}"  # after the beats: who left because of it had written it down
         interruption = None
         if store.check([key]):
-            interruption = self._known_value(key, store.get(key), _read_interruption)
+            interruption = self._known_value(key, store.get(key), read_interruption)
         return generation, beats, interruption
 
     def _beats(self, store: Any, members: Sequence[int]) -> dict[int, dict[str, Any]]:
         keys = [f"beat/{m}" for m in members]
         values = store.multi_get(keys) if keys else []
-        beats = [self._known_value(k, v, _read_beat) for k, v in zip(keys, values, strict=True)]
+        beats = [self._known_value(k, v, read_beat) for k, v in zip(keys, values, strict=True)]
         return {m: beat for m, beat in zip(members, beats, strict=True) if beat is not None}
 
     def _known_value(self, key: str, value: bytes, read: Callable[[bytes], T | None]) -> T | None:
@@ -425,7 +394,7 @@ class Heartbeat:
         for member, beat in beats.items():
             seen = self._seen.get(member)
             if seen is None:
-                self._seen[member] = self._look(beat, now)
+                self._seen[member] = peers.meet(beat, self._facts, now)
             elif beat != seen.beat:
                 seen.beat, seen.since = beat, now
             else:
@@ -436,7 +405,7 @@ class Heartbeat:
             if stalled:  # while this process was stopped it heard nothing
                 seen.since = now
                 self._lost.pop(member, None)
-            how = self._how_lost(seen, now)
+            how = seen.how_lost(self._facts, self.limit, now)
             if how is not None:
                 self._lost[member] = how
         with self._lock:
@@ -457,7 +426,9 @@ class Heartbeat:
             text = "; ".join(lines)
             interruption = found = Interruption(text, tuple(gone))
             with contextlib.suppress(ExchangeError):
-                first = self.calls.call(lambda store: _declare(store, generation, found), 5.0)
+                first = self.calls.call(
+                    lambda store: declare(store, f"trouble/{generation}", found), 5.0
+                )
                 interruption = first if passed or concerned & set(first.lost) else found
         if interruption is not None and self.interruption is None:
             self._stop_waiting(interruption)
@@ -472,17 +443,6 @@ class Heartbeat:
             return []
         self._passed_at = min(self._passed_at, now)
         return passed if now - self._passed_at > self.limit / 2 else []
-
-    def _how_lost(self, seen: _Seen, now: float) -> str | None:
-        if seen.beat["left"]:
-            return "its script has ended"
-        if seen.ended:
-            return "it has ended"
-        busy = seen.pidfd is not None and seen.beat["net"] == self._facts["net"]
-        busy = busy and not _is_stopped(seen.beat["pid"])  # it may hold Python's lock
-        if now - seen.since > self.limit * (_BUSY_LIMITS if busy else 1):
-            return f"no heartbeat for {now - seen.since:.1f} s"
-        return None
 
     def _stop_waiting(self, interruption: Interruption) -> None:
         """Whoever waits, in whatever collective, gets its error now."""
@@ -499,188 +459,12 @@ class Heartbeat:
                     "%s; who waits in NCCL goes on waiting until its timeout", interruption.text
                 )
 
-    def _look(self, beat: dict[str, Any], now: float) -> _Seen:
-        if beat["machine"] is None or beat["machine"] != self._facts["machine"]:
-            return _Seen(beat, now)
-        try:
-            return _Seen(beat, now, os.pidfd_open(beat["pid"]))
-        except ProcessLookupError:
-            return _Seen(beat, now, ended=True)
-        except (OSError, AttributeError):  # a system, or a build of Python, without it
-            return _Seen(beat, now)
-
-
-class _GroupStore(dist.Store):
-    """The store of a heartbeat, as torch's groups use one. Errors are those of torch: whoever forms
-    a group looks for their cause."""
-
-    def __init__(self, watch: Heartbeat) -> None:
-        super().__init__()
-        self._watch = watch
-        self._read: dict[str, bytes] = {}  # by a wait: torch asks for the value next
-        self._lost_at = math.inf
-
-    def _call(self, request: Callable[[Any], T]) -> T:
-        try:
-            return self._watch.calls.call(request, max(self._watch.limit, _REQUEST_SECONDS))
-        except StoreError as error:
-            raise RuntimeError(str(error)) from error
-
-    def _check_nobody_is_lost(self) -> None:
-        """Not at once: whoever connects to this process meanwhile would wait for long in gloo, and
-        should come to its own wait for who is lost."""
-        watch, now = self._watch, time.monotonic()
-        lost = [m for m in watch.members if m in watch.lost]
-        self._lost_at = min(self._lost_at, now) if lost else math.inf
-        if now - self._lost_at > min(_CONNECT_SECONDS, watch.limit / 2):
-            raise RuntimeError(f"{', '.join(map(watch.name, lost))} died or stopped")
-
-    def wait(self, keys: list[str], timeout: timedelta = _FORMED) -> None:
-        def read(store: Any) -> list[bytes] | None:
-            return store.multi_get(keys) if store.check(keys) else None
-
-        deadline = time.monotonic() + timeout.total_seconds()
-        while (values := self._call(read)) is None:
-            self._check_nobody_is_lost()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"nobody wrote {keys} within {timeout.total_seconds():g} s")
-            time.sleep(_LOOK_SECONDS)
-        self._read = dict(zip(keys, values, strict=True))
-
-    def get(self, key: str) -> bytes:
-        if key not in self._read:
-            self.wait([key])
-        return self._read.pop(key)
-
-    def set(self, key: str, value: str) -> None:
-        self._call(lambda store: store.set(key, value))
-
-    def check(self, keys: list[str]) -> bool:
-        return self._call(lambda store: store.check(keys))
-
-    def add(self, key: str, amount: int) -> int:
-        self._check_nobody_is_lost()  # torch takes the error of a wait for a timeout, and asks here
-        return self._call(lambda store: store.add(key, amount))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return self._call(lambda store: store.compare_set(key, expected, desired))
-
-    def delete_key(self, key: str) -> bool:
-        return self._call(lambda store: store.delete_key(key))
-
-
-def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
-    """Set the timeout of a gloo group that was formed with another one."""
-    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
-
-
-def destroy_group(alone: bool = False) -> None:
-    """Leaves torch's default group, if there is one.
-
-    `alone`: the others may be waiting for this process, and not leave with it. gloo only closes
-    its connections, but NCCL waits until all leave, so that such a group is left to the system.
-
-    Before torch 2.8 gloo's thread needs Python's lock to let go of the last collective, and the
-    destructor of the group, which has that lock, waits for the thread: forever, if the collective
-    has ended just now.
-    """
-    global _forsaken
-    if not dist.is_initialized():
-        return
-    world = dist.group.WORLD
-    assert world is not None
-    backends = dist.get_backend_config(world)
-    if alone and "nccl" in backends:
-        _forsaken = weakref.ref(world)
-        if "gloo" in backends:
-            close_connections(world)
-    if _forsaken is not None and _forsaken() is world:
-        return
-    if _GLOO_NEEDS_PYTHON:
-        time.sleep(_LET_GO_SECONDS)
-    dist.destroy_process_group()
-
-
-def close_connections(group: dist.ProcessGroup) -> None:
-    """Ends everything that waits in a gloo group. A wait that times out closes all connections of
-    this process in the group; so one is made to."""
-    for rank in range(group.size()):
-        if rank != group.rank():
-            with contextlib.suppress(RuntimeError):
-                group.recv([torch.empty(1)], rank, _TAG).wait(timedelta(milliseconds=1))
-
-
-def _declare(store: Any, generation: int, interruption: Interruption) -> Interruption:
-    """Write the cause down; of several who find out, the first to write decides."""
-    key = f"trouble/{generation}"
-    text = json.dumps({"text": interruption.text, "lost": interruption.lost})
-    kept = store.compare_set(key, "", text)
-    first = _read_interruption(kept)
-    if first is None:  # nobody of this library wrote it
-        first = _read_interruption(store.compare_set(key, kept, text))
-    return first or interruption
-
-
-def _read_interruption(text: bytes) -> Interruption | None:
-    """Return the interruption in a text, or None if it is not one."""
-    match _read_json(text):
-        case {"text": str(why), "lost": [*lost]} if all(type(m) is int for m in lost):
-            return Interruption(why, tuple(lost))
-    return None
-
-
-def _read_beat(text: bytes) -> dict[str, Any] | None:
-    """Return the heartbeat in a text, or None if it is not one."""
-    match beat := _read_json(text):
-        case {
-            "pid": int(pid),
-            "host": str(),
-            "machine": None | [str(), str()],
-            "net": None | [str(), str()],
-            "count": int(),
-            "left": bool(),
-            "at": [int(), int()],
-            "doing": str(),
-        } if 0 < pid < _PIDS:
-            return beat
-    return None
-
-
-def _read_json(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
-
-
-def _space(kind: str) -> list[str] | None:
-    """Return what processes of one machine have alike: "pid", if they can see each other's end;
-    "net", if no link is between them."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, os.readlink(f"/proc/self/ns/{kind}")]
-    except OSError:
-        return None
-
 
 # The one of this process ------------------------------------------------------------------------
 
 _current: Heartbeat | None = None
 _watched: weakref.ref[dist.ProcessGroup] | None = None  # the default group that it is for
-# What torch knows of a store that is written in Python is not enough to keep it.
-_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.Store | None] = (
-    weakref.WeakKeyDictionary()
-)
-_forsaken: weakref.ref[dist.ProcessGroup] | None = None  # one that is not to be destroyed
+_group_store: dist.Store | None = None  # torch alone does not keep a store written in Python
 
 
 def start(store: dist.Store, me: int, members: Sequence[int], generation: int = 0) -> Heartbeat:
@@ -700,8 +484,8 @@ def of_default_group() -> Heartbeat | None:
     assert world is not None
     if _current is None or _watched is None or _watched() is not world:
         store = dist.distributed_c10d._get_default_store()
-        if not hasattr(store, "clone") or address_of(store) is None:
-            return None  # torch before 2.7, MPI, or a file that every beat would make longer
+        if address_of(store) is None:
+            return None  # MPI, or a file that every beat would make longer
         started = start(store, dist.get_rank(), range(dist.get_world_size()))
         _watched = weakref.ref(world)
         return started
@@ -713,7 +497,6 @@ def watches_default_group(watch: Heartbeat) -> None:
     global _watched
     assert dist.group.WORLD is not None
     _watched = weakref.ref(dist.group.WORLD)
-    _stores[dist.group.WORLD], watch.forming = watch.forming, None
     watch.guard(dist.group.WORLD)
 
 

@@ -17,7 +17,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from decentlam.errors import ExchangeError
@@ -27,8 +26,6 @@ Request = tuple[Callable[[Any], Any], "Future[Any]"]
 
 
 REQUEST_SECONDS = 60.0
-# Before torch 2.8 a store of libuv opens its own socket, on all interfaces.
-_LIBUV_TAKES_A_SOCKET = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
 
 class StoreError(ExchangeError):
@@ -54,7 +51,6 @@ def open_store(host: str, port: int = 0) -> dist.TCPStore:
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=os.dup(listening.fileno()),  # the store closes it
-            use_libuv=_LIBUV_TAKES_A_SOCKET,
         )
 
 

@@ -37,7 +37,7 @@ from decentlam.lab.values import Record, explained
 from decentlam.launch import launch, launched_process
 from decentlam.launch.init import init
 from decentlam.launch.local import run_here, survivors
-from decentlam.network import heartbeat
+from decentlam.network import groups
 from decentlam.network.network import ALONE, Network, connect
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def train_node(
         evaluation = writer.last_evaluation
     if status == "diverged" and store is not None:
         # Closes connections, and so releases whoever waits for this node.
-        heartbeat.destroy_group(alone=True)
+        groups.destroy_default_group(alone=True)
     return Summary(status, str(directory), done, writer.steps, seconds, evaluation, message)
 
 
