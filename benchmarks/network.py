@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from decentlam.lab.network.contenders import available, has_decent_dp
+from decentlam.lab.network.contenders import INNER, available, has_decent_dp
 from decentlam.lab.network.models import MODELS
 from decentlam.lab.network.results import left_out, limits, machine, summary
 from decentlam.lab.network.timing import Benchmark, measure
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--model", default=Benchmark.model, choices=MODELS)
     parser.add_argument("--parameters", type=float, help="of a sleeping model")
     parser.add_argument("--compute", default="real", help="real, or sleep:MILLISECONDS")
+    parser.add_argument("--optimizer", default=Benchmark.optimizer, choices=INNER)
     parser.add_argument("--only", nargs="*", default=[], help="contenders; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=8)
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the contenders and stop")
     given = parser.parse_args()
     if given.list:
-        print("\n".join(available()))
+        print("\n".join(available(given.optimizer)))
         return
     if given.loopback and given.bandwidth:
         parser.error("loopback has no bandwidth to set; leave one of the two out")
@@ -98,6 +99,7 @@ def main() -> None:
             iterations=given.iterations,
             straggler_ms=given.straggler,
             only=tuple(given.only),
+            optimizer=given.optimizer,
             seed=given.seed,
         )
         records = measure(

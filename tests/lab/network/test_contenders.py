@@ -8,6 +8,7 @@ import decentlam
 from decentlam.lab.network.contenders import (
     BASE,
     CONTENDERS,
+    INNER,
     LOCAL,
     available,
     choose,
@@ -22,6 +23,8 @@ README = "DecentLaM as it comes"
 def test_the_two_that_all_are_compared_with_are_always_there() -> None:
     assert list(choose(("PmSGD",))) == [LOCAL, BASE, "PmSGD"]
     assert list(choose(())) == list(available())
+    assert "AdamW, one peer" in choose((), "adamw")
+    assert "PmSGD" not in choose((), "adamw")
 
 
 def test_what_is_not_installed_or_unknown_is_refused() -> None:
@@ -39,11 +42,11 @@ def test_a_mode_that_is_found_by_trying_is_timed_after_the_trial() -> None:
     assert not choice.undecided
 
 
-def train_each() -> list[str]:
+def train_each(optimizer: str) -> list[str]:
     trained = []
-    for name, contender in available().items():
+    for name, contender in available(optimizer).items():
         model, loss = make_model("convnet-0.2M")
-        training = contender.build(model, loss)
+        training = contender.build(model, loss, INNER[optimizer])
         before = [p.detach().clone() for p in model.parameters()]
         for _ in range(2):
             training()
@@ -53,6 +56,7 @@ def train_each() -> list[str]:
 
 
 @pytest.mark.system
-def test_every_contender_trains() -> None:
-    for trained in decentlam.launch(train_each, 2):
-        assert trained == list(available())
+@pytest.mark.parametrize("optimizer", INNER)
+def test_every_contender_trains(optimizer: str) -> None:
+    for trained in decentlam.launch(train_each, 2, (optimizer,)):
+        assert trained == list(available(optimizer))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import decentlam
-from decentlam.lab.network.contenders import Contender, choose
+from decentlam.lab.network.contenders import INNER, Contender, choose
 from decentlam.lab.network.hosts import INTERFACE, hosts, run_on, unavailable
 from decentlam.lab.network.models import MODELS, make_model, with_straggler
 from decentlam.lab.values import Record
@@ -36,6 +36,7 @@ class Benchmark:
     iterations: int = 8
     straggler_ms: float = 0.0  # one node per step, drawn at random, is late by so much
     only: tuple[str, ...] = ()  # contenders; none are all
+    optimizer: str = "sgd"  # what torch trains with; "adamw" has contenders of its own
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,7 +49,11 @@ class Benchmark:
             raise ValueError("rounds and iterations must be 1 or more")
         if self.straggler_ms < 0:
             raise ValueError(f"a straggler is late by 0 ms or more, got {self.straggler_ms:g}")
-        choose(self.only)
+        if self.optimizer not in INNER:
+            raise ValueError(
+                f"unknown optimizer {self.optimizer!r}; choose from {', '.join(INNER)}"
+            )
+        choose(self.only, self.optimizer)
 
     @property
     def sleep_seconds(self) -> float | None:
@@ -111,7 +116,7 @@ def time_round(benchmark: Benchmark, number: int, interface: str, sharing: int) 
     nodes have the interface, whose bytes are counted, in common.
     """
     torch.set_num_threads(1)
-    table = choose(benchmark.only)
+    table = choose(benchmark.only, benchmark.optimizer)
     order = random.Random(f"{benchmark.seed} {number}").sample(list(table), len(table))
     link = Path("/sys/class/net", interface)
     # Where some iterations cost more than others only the mean counts all, so all are timed by it.
@@ -133,7 +138,7 @@ def _time_one(
     if benchmark.straggler_ms:
         loss = with_straggler(loss, benchmark.straggler_ms / 1e3, benchmark.seed)
     try:
-        training = contender.build(model, loss)
+        training = contender.build(model, loss, INNER[benchmark.optimizer])
     except ValueError as error:  # on all nodes alike, before anything is sent
         return {"left_out": " ".join(str(error).split())}
     for _ in range(contender.warm_up):

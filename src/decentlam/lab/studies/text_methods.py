@@ -10,10 +10,11 @@ DiLoCo and NoLoCo as their authors run them are what it is compared with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import count
+from itertools import accumulate, count, repeat
 from typing import Any
 
 import torch
@@ -98,19 +99,25 @@ def every_step(
 
 
 def local_steps(
-    x: Tensor, network: Topology, layers: Sequence[slice], every: int, kappa: float = 0.2
+    x: Tensor,
+    network: Topology,
+    layers: Sequence[slice],
+    every: int | Sequence[int],
+    kappa: float = 0.2,
 ) -> Moves:
     """AdamW at each node, x -= lr e; every so many steps x+ = W x, e += kappa (x - x+) / sum of lr,
-    and the second moments are averaged through 8-bit logarithms."""
+    and the second moments are averaged through 8-bit logarithms. A sequence says how many steps
+    there are before each average."""
     inner, e, taken, sent = LocalAdamW(x), torch.zeros_like(x), 0.0, 0.0
-    for k in count():
+    ends = accumulate(repeat(every) if isinstance(every, int) else every)
+    turn, end = 0, float(next(ends))
+    for k in count(1):
         g, lr = yield sent
         inner.step(x, g, lr)
         x.sub_(e, alpha=lr)
         taken, sent = taken + lr, 0.0
-        if (k + 1) % every:
+        if k < end:
             continue
-        turn = k // every
         mixed = mix(x, network, turn)
         if taken:
             e.add_(x - mixed, alpha=kappa / taken)
@@ -119,6 +126,7 @@ def local_steps(
         told = in_8_bits(inner.v)
         inner.v.copy_(own * inner.v + mix(told, network, turn) - own * told)
         taken, sent = 0.0, 1.25 * messages(network, turn)
+        turn, end = turn + 1, next(ends, math.inf)
 
 
 def diloco(
