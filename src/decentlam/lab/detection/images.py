@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from decentlam.lab.data.loading import load_items
 from decentlam.lab.detection.annotations import AnnotatedImage
@@ -100,8 +100,18 @@ class DetectionData:
     def test_batches(self, workers: int = 0) -> Iterator[TestBatch]:
         """Return the test set in order, never mirrored."""
         pixels = max(1, round(LONGEST * self.image_size**2))
-        items = _TestBatches(self, max(1, min(16, _TEST_PIXELS // pixels)))
-        return load_items(items, len(items), workers)
+        batch = max(1, min(16, _TEST_PIXELS // pixels))
+        count = -(-len(self.test) // batch)
+        return load_items(partial(self._test_batch, batch), count, workers)
+
+    def _test_batch(self, batch: int, k: int) -> TestBatch:
+        indices = list(range(k * batch, min((k + 1) * batch, len(self.test))))
+        images = [self.pixels(self.test[at]) for at in indices]
+        scales = [
+            (pixels.shape[2] / self.test[at].width, pixels.shape[1] / self.test[at].height)
+            for pixels, at in zip(images, indices, strict=True)
+        ]
+        return TestBatch([pixels.float() / 255 for pixels in images], indices, scales)
 
     def pixels(self, image: AnnotatedImage) -> Tensor:
         """Return (3, h, w) bytes, resized."""
@@ -119,29 +129,6 @@ class DetectionData:
             "boxes": torch.from_numpy(image.boxes[learned] * scale).float(),
             "labels": torch.from_numpy(image.labels[learned]),
         }
-
-
-@dataclass(frozen=True, eq=False)
-class _TestBatches(Dataset[TestBatch]):
-    data: DetectionData
-    batch: int
-
-    def __len__(self) -> int:
-        return -(-len(self.data.test) // self.batch)
-
-    def __getitem__(self, item: int) -> TestBatch:
-        first = item * self.batch
-        chosen = self.data.test[first : first + self.batch]
-        images = [self.data.pixels(image) for image in chosen]
-        scales = [
-            (pixels.shape[2] / image.width, pixels.shape[1] / image.height)
-            for pixels, image in zip(images, chosen, strict=True)
-        ]
-        return TestBatch(
-            [pixels.float() / 255 for pixels in images],
-            list(range(first, first + len(chosen))),
-            scales,
-        )
 
 
 def resized(image: AnnotatedImage, shorter: int) -> tuple[int, int]:

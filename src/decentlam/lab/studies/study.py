@@ -27,7 +27,7 @@ class Study:
 
     name: str
     summary: str
-    recipe: Callable[..., Any]  # (nodes, seed, quick) -> a frozen value
+    recipe: Callable[..., Any]  # of the options of `reproduce`: a frozen value
     run: Callable[..., list[Record]]  # (recipe, tick), and directory where it is resumable
     table: Callable[[Sequence[Record]], list[Record]]
     notes: Callable[[Any, Sequence[Record]], list[str]]

@@ -59,7 +59,7 @@ class TextStudy:
 
 
 def recipe(
-    nodes: int | None = None,
+    nodes: int = 8,
     seed: int = 0,
     quick: bool = False,
     data: str = "stdlib",
@@ -67,7 +67,6 @@ def recipe(
 ) -> TextStudy:
     if data not in SOURCES:
         raise ValueError(f"unknown text {data!r}; choose from {', '.join(SOURCES)}")
-    nodes = 8 if nodes is None else nodes
     on_text = tuple(name for name, method in METHODS.items() if method.text)
     large = ("all-reduce", "adamw", "adamw-two")
     if quick:

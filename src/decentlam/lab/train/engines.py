@@ -1,7 +1,6 @@
 """The nodes that the training loop trains: all of them simulated, or the one of this process.
 
-Both engines have the same attributes and methods. `watch`, `train`, `evaluate`, `mean`, `highest`,
-`save` and `load` are called by all processes of a run.
+Both engines have the same attributes and methods; all processes of a run call them together.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm
@@ -22,7 +20,7 @@ from decentlam.checkpoint import Saving, directory, load_checkpoint, save_checkp
 from decentlam.checkpoint.saving import settle
 from decentlam.data import Change, Deal, Place
 from decentlam.elastic import membership
-from decentlam.errors import CheckpointError, ExchangeError
+from decentlam.errors import CheckpointError
 from decentlam.lab.data import Batches, load_batches
 from decentlam.lab.data.loading import StepBatches
 from decentlam.lab.recipes import Recipe
@@ -38,15 +36,13 @@ from decentlam.topology import Topology
 KEEP = 2  # checkpoints of a run
 
 StepStream = Generator[StepBatches, None, None]
-Survives = tuple[type[Exception], ...]
 
 
 class SimulatedEngine:
     """All nodes' models in this process."""
 
-    alone = True  # whether this process decides by itself when to stop
-    writes = True  # whether it writes the run directory
-    survives: Survives = ()  # errors of an evaluation or a checkpoint that the run goes on after
+    writes = True  # whether this process writes the run directory
+    together = ALONE  # the processes that share measurements and stop after the same step
 
     def __init__(self, recipe: Recipe, task: Task, steps_per_epoch: int) -> None:
         self._recipe, self._task = recipe, task
@@ -78,9 +74,10 @@ class SimulatedEngine:
         return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
-        """Write from here on what `decentlam watch` shows of processes; `unwatch` ends that."""
+        """Write from here on what `decentlam watch` shows of processes."""
 
-    def unwatch(self) -> None: ...
+    def close(self) -> None:
+        """End what `watch` began."""
 
     def train(self, batches: StepBatches) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
@@ -100,14 +97,6 @@ class SimulatedEngine:
         averaged, *nodes = map(self._task.numbers, outcomes)
         distance = self._nodes.consensus_distance()
         return evaluation_scores(self._task, averaged, nodes, distance)
-
-    def mean(self, values: Sequence[float]) -> list[float]:
-        """Return each value in the mean over all processes."""
-        return list(values)
-
-    def highest(self, values: Sequence[float]) -> list[float]:
-        """Return the highest of each value over all processes."""
-        return list(values)
 
     def save(self, path: Path, meter: Meter) -> Saving:
         settle()
@@ -185,14 +174,15 @@ class ProcessEngine:
         number = self._network.node if run is None else run.me
         torch.manual_seed(recipe.seed + number)  # of dropout, different on every node
         self._joins = run is not None and run.joins
-        # An elastic run is ended by the process that started it, and survives deaths: the next
-        # step sees to them.
-        self.alone = past is not None or self._network.num_processes == 1
-        self.survives: Survives = () if past is None else (ExchangeError,)
 
     @property
     def _network(self) -> Network:
         return self._optimizer.network
+
+    @property
+    def together(self) -> Network:
+        """All processes; in an elastic run this one alone, for others may be dead."""
+        return self._network if self._past is None else ALONE
 
     @property
     def writes(self) -> bool:
@@ -228,7 +218,7 @@ class ProcessEngine:
     def watch(self, directory: Path, total_steps: int) -> None:
         self._monitor = monitor(self._optimizer, directory, total_steps=total_steps)
 
-    def unwatch(self) -> None:
+    def close(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
 
@@ -280,24 +270,6 @@ class ProcessEngine:
         nodes = [numbers for numbers, _ in reports]
         distance = self._optimizer.consensus_distance()
         return evaluation_scores(task, task.numbers(averaged), nodes, distance)
-
-    def mean(self, values: Sequence[float]) -> list[float]:
-        sums = self._reduced(values, dist.ReduceOp.SUM)
-        return sums if self.alone else [value / self._network.num_processes for value in sums]
-
-    def highest(self, values: Sequence[float]) -> list[float]:
-        return self._reduced(values, dist.ReduceOp.MAX)
-
-    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-        """Reduce over all processes; in an elastic run of this node alone, for others may be
-        dead."""
-        if self.alone:
-            return list(values)
-        device = self._network.control_device
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
-        with self._network.errors():
-            dist.all_reduce(tensor, how, group=self._network.group)
-        return [float(value) for value in tensor]
 
     def state_dict(self) -> dict[str, Any]:
         """Return how samples were given out."""

@@ -194,15 +194,13 @@ def train_node(
     with RunWriter(options, engine, steps_per_epoch, task.notes) as writer:
         engine.watch(directory, writer.steps)
         try:
-            status = train_steps(
-                recipe, batches, engine, writer, meter, options.workers, asked_to_stop
-            )
+            status = train_steps(options, batches, engine, writer, meter, asked_to_stop)
             done, seconds = engine.step, meter.seconds
         except (DivergenceError, RuntimeError) as error:
             if options.elastic and isinstance(error, DivergenceError):
                 raise ValueError(error.message) from error  # ends the run of all nodes
             status, (done, seconds, message) = "diverged", _divergence(error, store)
-        engine.unwatch()
+        engine.close()
         writer.write("end", done, status=status, seconds=seconds)
         evaluation = writer.last_evaluation
     if status == "diverged" and store is not None:
