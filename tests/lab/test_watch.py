@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train import train
-from decentlam.lab.watch import serving
+from decentlam.lab.watch import serving, show_in_terminal
 from tests import pages
 from tests.helpers.processes import HANG_SECONDS, leave_fork_server
 from tests.lab.helpers import recipe
@@ -166,3 +169,28 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
     with serving(tmp_path) as address:
         values = json.loads(ask(f"{address}values")[1])
     assert values["lead"] == "Nothing is written yet." and values["live"]
+
+
+def test_the_terminal_has_a_line_per_node_the_latest_first(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"time": 2e9, "ended": True}
+    run = write_run(tmp_path / "run", nodes=3, simulated=False)
+    late = record(2, 7, **own, wait_seconds=0.0, warnings=["gradients of step 5 were skipped"])
+    write_nodes(run, record(0, 7, **own), record(1, 7, **own), late)
+    out = io.StringIO()
+    show_in_terminal(run, Console(file=out, width=100))
+    rows = [line.split() for line in out.getvalue().splitlines() if line.startswith("node ")]
+    rows = [row for row in rows if row[1].isdigit()]
+    assert [row[1] for row in rows] == ["2", "0", "1"]
+    assert rows[0][2:] == ["ended", "+25%", "7", "3", "100", "ms", "0%"]
+    assert "gradients of step 5 were skipped" in out.getvalue()
+
+
+def test_the_terminal_waits_for_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    out = io.StringIO()
+    watching = threading.Thread(
+        target=show_in_terminal, args=(tmp_path / "run", Console(file=out, width=100)), daemon=True
+    )
+    watching.start()
+    write_run(tmp_path / "run")
+    watching.join(HANG_SECONDS)
+    assert not watching.is_alive() and "Nothing was written." in out.getvalue()

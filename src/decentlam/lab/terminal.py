@@ -1,4 +1,4 @@
-"""What the command line prints: tables, JSON, errors in one line, progress on stderr."""
+"""What the command line prints: tables, JSON, and errors in one line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import dataclasses
 import difflib
 import inspect
 import json
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_origin, get_type_hints
 
@@ -16,9 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from decentlam.lab.values import Record, Tick, explained, plain, show
-
-_LINE_SECONDS = 10.0
+from decentlam.lab.values import Record, explained, plain, show
 
 
 class Commands(TyperGroup):
@@ -152,23 +148,6 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
-def progress(what: str) -> Tick:
-    """Return a function that says on stderr now and then how far something is."""
-    begun = said = time.monotonic()
-
-    def tick(done: int, total: int, doing: str) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said > _LINE_SECONDS and 0 < done < total:
-            said, left = now, (now - begun) / done * (total - done)
-            typer.echo(
-                f"{what}: {done} of {total}, about {left / 60:.0f} min left; {doing}", err=True
-            )
-
-    return tick
-
-
 def say_loading(what: str) -> None:
     """Say at once that something will come, before what takes seconds to import."""
-    if sys.stderr.isatty():
-        typer.echo(f"decentlam: loading {what}", err=True)
+    typer.echo(f"decentlam: loading {what}", err=True)

@@ -60,7 +60,8 @@ def test_train_prints_one_document_and_names_the_directory_after_the_changes(
 def test_train_shows_lines_where_there_is_no_terminal_and_nothing_if_quiet(tmp_path: Path):
     shown = run("train", *QUICK, "--watch", "--out", str(tmp_path / "shown"))
     assert shown.exit_code == 0 and "shown at http://127.0.0.1:" in shown.stderr
-    assert "step 2/2  epoch 0.1818  loss 2." in shown.stderr and "top-1 " in shown.stderr
+    assert "step 0 of 2  decentlam on digits" in shown.stderr
+    assert "step 2 of 2  epoch 0.1818  loss 2." in shown.stderr and "top-1 " in shown.stderr
     assert "finished" in shown.stdout and f"Wrote {tmp_path / 'shown'}" in shown.stdout
     quiet = run("train", *QUICK, "--out", str(tmp_path / "quiet"), "--quiet")
     assert (quiet.exit_code, quiet.output) == (0, "")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from decentlam.lab.report import curves, formatting, write
+from decentlam.lab import formatting
+from decentlam.lab.report import curves, write
 from tests.lab.report.written_runs import (
     EPOCHS,
     STEPS_PER_EPOCH,

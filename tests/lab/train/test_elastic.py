@@ -68,7 +68,9 @@ def models(where: Path) -> list[dict[str, torch.Tensor]]:
 def test_an_elastic_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     whole, part, more = tmp_path / "whole", tmp_path / "part", tmp_path / "more"
     run(whole)
-    run(part, stop=StopWhenSaved(part))
+    stopped = run(part, stop=StopWhenSaved(part))
+    end = records.read(part)[-1]
+    assert (end["kind"], end["status"], end["step"]) == ("end", "interrupted", stopped.step)
     shutil.copytree(part, more)
     assert run(part, resume=True).status == "finished"
     for expected, found in zip(models(whole), models(part), strict=True):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from decentlam.lab.names import STUDIES
+from decentlam.lab.progress import Progress
 from decentlam.lab.terminal import (
     Json,
     Seed,
@@ -16,7 +17,6 @@ from decentlam.lab.terminal import (
     out_option,
     print_json,
     print_table,
-    progress,
     say_loading,
 )
 
@@ -59,7 +59,8 @@ def reproduce(
         raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
     where |= {"loopback": True} if loopback else {}
     recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
-    result = perform(chosen, recipe, Path(out or f"out/{study}"), progress(study))
+    with Progress(f"decentlam: {study}:", 0) as progress:
+        result = perform(chosen, recipe, Path(out or f"out/{study}"), progress.update)
     files = [str(path) for path in result.files]
     if as_json:
         return print_json(

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from decentlam.lab import plot_style
-from decentlam.lab.report import curves, nodes
-from decentlam.lab.report.formatting import (
+from decentlam.lab.formatting import (
     Spread,
     counted,
     duration,
@@ -18,6 +17,7 @@ from decentlam.lab.report.formatting import (
     spread,
     value_text,
 )
+from decentlam.lab.report import curves, nodes
 from decentlam.lab.report.nodes import Process
 from decentlam.lab.report.run_groups import Group, Setting, collect
 from decentlam.lab.report.runs import Run, number

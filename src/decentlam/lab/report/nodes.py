@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from decentlam.lab.report.formatting import bytes_of, duration, quantity
+from decentlam.lab.formatting import bytes_of, duration, quantity
 from decentlam.lab.report.runs import number
 from decentlam.lab.topology_drawing import circle, positions
 from decentlam.lab.values import Record, parse_json
@@ -248,7 +248,7 @@ def _numbers(
             if size
             else "",
         ],
-        ["slowest", slow["name"], f"{slow['late']:+.0%} beside the median, without waiting"],
+        ["slowest", slow["name"], f"{slow['late']:.0%} over the median, without waiting"],
         ["learning rate", "–" if fresh["lr"] is None else f"{fresh['lr']:.4g}", ""],
     ]
 

@@ -132,7 +132,8 @@
     const listed = few ? now.nodes.filter((row) => row.state !== "ok").slice(0, 8)
       .concat(now.nodes.filter((row) => row.state === "ok").slice(0, 8)) : now.nodes;
     const sum = (values) => values.reduce((a, b) => a + b, 0);
-    const longest = Math.max(...listed.map((row) => sum(row.split)), 1e-9);
+    const alive = listed.filter((row) => row.state !== "lost");
+    const longest = Math.max(...alive.map((row) => sum(row.split)), 1e-9);
     const words = (row) => now.parts.map((part, at) =>
       `${part} ${share(row.split[at] / (sum(row.split) || 1))}`);
     const mark = (row) => (row.state === "lost" || row.state === "joined" ? [row.state] : [])
@@ -246,6 +247,7 @@
       }
     }
     const at = (v) => from + ((Math.log10(v) - first) / (last - first)) * (to - from);
+    if (ticks.length < 2) ticks.splice(0, 1, ...linearScale(10 ** first, 10 ** last, from, to, count).ticks);
     return { ticks, low: 10 ** first, high: 10 ** last, at };
   }
 

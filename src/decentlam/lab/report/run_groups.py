@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from decentlam.algorithms import ALGORITHMS
-from decentlam.lab import plot_style
-from decentlam.lab.report import formatting
+from decentlam.lab import formatting, plot_style
 from decentlam.lab.report.runs import Run
 
 # What makes a problem another one: such runs are put side by side, not into one picture.

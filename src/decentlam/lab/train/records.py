@@ -17,8 +17,8 @@ import torch
 
 from decentlam.checkpoint.directory import find
 from decentlam.lab import recipes
+from decentlam.lab.progress import Progress
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.display import Display
 from decentlam.lab.train.engines import Engine
 from decentlam.lab.values import Record, parse_json, plain
 from decentlam.lab.versions import versions
@@ -177,7 +177,8 @@ class RunWriter:
         self.steps = options.recipe.steps(steps_per_epoch)
         self.last_evaluation: Record | None = None
         self._file: IO[str] | None = None
-        self._display: Display | None = None
+        self._progress: Progress | None = None
+        self._latest = Record()  # the newest numbers, for the progress line
 
     def __enter__(self) -> RunWriter:
         if self._engine.writes:
@@ -195,8 +196,9 @@ class RunWriter:
         self.last_evaluation = next((r for r in reversed(kept) if r["kind"] == "evaluation"), None)
         self._file = (self.directory / RECORDS).open("a", encoding="utf-8")
         if not self._options.quiet:
-            title = f"{self._options.recipe.method} on {self._options.recipe.data}"
-            self._display = Display(title, self.steps, step)
+            recipe = self._options.recipe
+            self._progress = Progress("step", self.steps, step, f"{recipe.method} on {recipe.data}")
+            self._progress.say()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Add a record; does nothing where another process writes."""
@@ -212,13 +214,38 @@ class RunWriter:
         self._file.flush()
         if kind == "evaluation":
             self.last_evaluation = record
-        if self._display is not None:
-            self._display.show(record)
+        if self._progress is not None and kind != "end":
+            self._latest |= record
+            self._progress.update(step, self.steps, in_words(self._latest))
+            if kind == "evaluation":
+                self._progress.say()
 
     def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.__exit__()
+            self._progress = None
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def in_words(latest: Record) -> str:
+    """Return the newest numbers of step and evaluation records in one line."""
+    parts = [f"epoch {latest['epoch']:.4g}"]
+    if latest.get("loss") is not None:
+        parts.append(f"loss {latest['loss']:.4f}")
+    for key, name in (("top1", "top-1"), ("ap50", "AP50")):
+        if latest.get(f"averaged_{key}") is not None:
+            low, high = latest[f"nodes_{key}_min"], latest[f"nodes_{key}_max"]
+            parts.append(f"{name} {latest[f'averaged_{key}']:.2%} (nodes {low:.2%} to {high:.2%})")
+            distance = latest["consensus_distance"]
+            parts.append("distance " + ("-" if distance is None else f"{distance:.3g}"))
+    if latest.get("step_seconds"):
+        wait, data = (latest[f"{k}_seconds"] / latest["step_seconds"] for k in ("wait", "data"))
+        parts.append(f"lr {latest['lr']:.4g}")
+        parts.append(f"{latest['images_per_second']:,.0f} images/s")
+        parts.append(f"wait {wait:.0%} data {data:.0%}")
+    return "  ".join(parts)
 
 
 def read(directory: Path) -> list[Record]:
@@ -227,6 +254,16 @@ def read(directory: Path) -> list[Record]:
         return []
     lines = (directory / RECORDS).read_text(encoding="utf-8").split("\n")
     return [parse_json(line) for line in lines[:-1] if line]
+
+
+def write_interruption(directory: Path) -> int:
+    """End the records of a run whose processes were all stopped; return its last step."""
+    records = read(directory)
+    step: int = records[-1]["step"] if records else 0
+    if records and records[-1]["kind"] != "end":
+        records.append({"kind": "end", "step": step, "status": "interrupted", "seconds": None})
+        _replace(directory / RECORDS, "".join(json.dumps(record) + "\n" for record in records))
+    return step
 
 
 def _replace(path: Path, text: str) -> None:

@@ -30,7 +30,13 @@ from decentlam.lab.train.engines import (
 )
 from decentlam.lab.train.loop import DivergenceError, train_steps
 from decentlam.lab.train.meter import Meter
-from decentlam.lab.train.records import CHECKPOINT, RunOptions, RunWriter, claimed
+from decentlam.lab.train.records import (
+    CHECKPOINT,
+    RunOptions,
+    RunWriter,
+    claimed,
+    write_interruption,
+)
 from decentlam.lab.train.stop import Stop
 from decentlam.lab.train.tasks import Numerics, Task, make_task
 from decentlam.lab.values import Record, explained
@@ -154,8 +160,8 @@ def _train_elastic(
         work = (options, bool, past)  # bool() is False: whoever started them ends them
         results = run_here(train_node, processes or recipe.nodes, work, elastic=collect)
     written = [summary for summary in results if summary.evaluation is not None] or results
-    if not written:
-        return Summary("interrupted", str(directory), 0, 0, 0.0, None)
+    if not written:  # all were ended, with what they had not saved
+        return Summary("interrupted", str(directory), write_interruption(directory), 0, 0.0, None)
     summary: Summary = written[0]
     return summary
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decentlam.lab.report import formatting
+from decentlam.lab import formatting
 
 
 def test_numbers_read_well():
