@@ -80,6 +80,28 @@ def test_loading_counts_the_seconds_until_a_batch_is_there() -> None:
     assert list(source) == [2]
 
 
+def local_steps() -> tuple[float, float]:
+    """Return the bytes per step in a record of four local steps, and those of an average."""
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Linear(100, 1)
+    optimizer = decentlam.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    records: list[dict[str, Any]] = []
+    watch = decentlam.monitor(optimizer, records.append, every_seconds=0)
+    for step in range(5):
+        watch._every = 0.0 if step in (0, 4) else math.inf
+        optimizer.zero_grad()
+        model(torch.ones(2, 100)).sum().backward()
+        optimizer.step()
+    statistics = optimizer.statistics
+    assert records[1]["wait_seconds"] == pytest.approx(statistics.total_wait_seconds / 4)
+    return records[1]["bytes_sent"], statistics.bytes_sent
+
+
+def test_what_an_average_of_local_steps_costs_is_shared_by_the_steps() -> None:
+    for told, average in run_processes(local_steps, 2):
+        assert told == 2 * average / 4 > 0
+
+
 class Board:
     """Keeps scalars as a SummaryWriter does."""
 

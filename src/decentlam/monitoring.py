@@ -79,8 +79,7 @@ def monitor(
         raise TypeError(f"monitor needs an optimizer of decentlam, got {type(optimizer).__name__}")
     if not 0 <= every_seconds < math.inf:
         raise ValueError(f"every_seconds must be 0 or more, got {every_seconds!r}")
-    found = Monitor(_writer(optimizer, to, total_steps), every_seconds, total_steps)
-    found._attach(optimizer)
+    found = Monitor(optimizer, _writer(optimizer, to, total_steps), every_seconds, total_steps)
     optimizer.register_step_post_hook(lambda optimizer, *_: found._stepped(optimizer))
     return found
 
@@ -89,14 +88,19 @@ class Monitor:
     """The records of one process; `monitor` makes it."""
 
     def __init__(
-        self, write: Callable[[Record], None], every_seconds: float, total_steps: int | None
+        self,
+        optimizer: Any,
+        write: Callable[[Record], None],
+        every_seconds: float,
+        total_steps: int | None,
     ) -> None:
         self._write, self._every, self._total = write, every_seconds, total_steps
         self._sums: dict[str, tuple[Any, int]] = {}  # of what was logged, and how often
-        self._mixing: _Mixing | None = None
+        self._mixing = _around_exchange(optimizer.runtime)
         self._warnings = _Warnings()
         self._since, self._last = time.perf_counter(), -math.inf  # the first step has a record
-        self._count, self._waited, self._sent = 0, 0.0, 0
+        before, self._count = optimizer.statistics, 0  # of steps since the last record
+        self._waited, self._sent = before.total_wait_seconds, before.total_bytes_sent
         self._latest: Record | None = None
         self._step = 0  # how many the run has taken
         atexit.register(self.close)
@@ -129,24 +133,15 @@ class Monitor:
             with contextlib.suppress(OSError):
                 self._write({**latest, "time": time.time(), "step": self._step, "ended": True})
 
-    def _attach(self, optimizer: Any) -> None:
-        """Measure what mixing moves, in this runtime: members of an elastic run get new ones."""
-        runtime = optimizer.runtime
-        self._mixing = _Mixing([bucket.shard_x.numel() for bucket in runtime.buckets], runtime)
-        runtime.wrap_exchange(self._mixing.around)
-        self._mixing.due = True
-
     def _stepped(self, optimizer: Any) -> None:
         """Runs after every step."""
         now, last = time.perf_counter(), optimizer.statistics
         self._count, self._step = self._count + 1, optimizer.steps
-        self._waited, self._sent = self._waited + last.wait_seconds, self._sent + last.bytes_sent
-        if self._mixing is None or self._mixing.runtime is not optimizer.runtime:
-            self._attach(optimizer)
+        if self._mixing.runtime is not optimizer.runtime:  # members of an elastic run get new ones
+            self._mixing = _around_exchange(optimizer.runtime)
         if now - self._last < self._every:
             return
         self._last = now
-        assert self._mixing is not None
         network, count, span = optimizer.network, self._count, now - self._since
         means = {name: float(total) / times for name, (total, times) in self._sums.items()}
         if "data_seconds" in means:
@@ -162,8 +157,8 @@ class Monitor:
             "total_steps": self._total,
             "lr": float(optimizer.param_groups[0]["lr"]),
             "step_seconds": span / count,
-            "wait_seconds": self._waited / count,
-            "bytes_sent": self._sent / count,
+            "wait_seconds": (last.total_wait_seconds - self._waited) / count,
+            "bytes_sent": (last.total_bytes_sent - self._sent) / count,
             "skipped_steps": last.skipped_steps,
             "peers": _peers(optimizer.topology, network, optimizer.runtime.index),
             "disagreement": self._mixing.disagreement(),
@@ -171,7 +166,8 @@ class Monitor:
             "warnings": list(self._warnings.texts),
         }
         self._sums, self._since = {}, now
-        self._count, self._waited, self._sent = 0, 0.0, 0
+        self._count = 0
+        self._waited, self._sent = last.total_wait_seconds, last.total_bytes_sent
         self._mixing.due = True
         self._write(self._latest)
 
@@ -200,6 +196,13 @@ class _Warnings(logging.Handler):
 # Disagreement ------------------------------------------------------------------------------------
 
 
+def _around_exchange(runtime: Any) -> _Mixing:
+    """Measure what mixing moves, in this runtime."""
+    mixing = _Mixing([bucket.shard_x.numel() for bucket in runtime.buckets], runtime)
+    runtime.wrap_exchange(mixing.around)
+    return mixing
+
+
 class _Mixing(Exchange):
     """Around the exchange with neighbors: how far a mix moved this node's own message, when asked.
 
@@ -210,7 +213,7 @@ class _Mixing(Exchange):
 
     def __init__(self, sizes: Sequence[int], runtime: Any) -> None:
         self.runtime = runtime
-        self.due = False
+        self.due = True
         self._sizes, self._pending = sizes, list[tuple[int, Pending]]()
         self._moved = 0.0  # squared, at `_step`
         self._step: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -24,7 +25,10 @@ from tests.helpers.checkpoints import (
     flip,
     names_in,
     newest,
+    numbers,
+    same_tensors,
     steps_in,
+    tensors,
     trained_run,
 )
 from tests.helpers.processes import run_processes
@@ -40,6 +44,21 @@ class KilledWhileWritten:
         if KilledWhileWritten.times == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return OrderedDict, ()
+
+
+class Counts:
+    """Refuses a state if it must, after having taken it."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.count, self._refuses = 0, refuses
+
+    def state_dict(self) -> Any:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+        if self._refuses and self.count == 0:
+            raise KeyError("mean")
 
 
 def fail_on_one_process(directory: str) -> None:
@@ -59,8 +78,8 @@ def fail_on_one_process(directory: str) -> None:
     def save(path: str = path, **changes: Any) -> None:
         decentlam.save_checkpoint(path, **{**run.parts(), **changes})
 
-    def load(path: str = path) -> None:
-        decentlam.load_checkpoint(path, **run.parts())
+    def load(path: str = path, **others: Any) -> None:
+        decentlam.load_checkpoint(path, **run.parts(), **others)
 
     run.train(range(1))
     attempt("first", save)
@@ -90,6 +109,14 @@ def fail_on_one_process(directory: str) -> None:
     if one:
         flip(newest(Path(path)) / "process-00001.pt")
     dist.barrier()
+    counts = Counts(refuses=one)
+    save(f"{path}-counted", counts=counts)
+    run.train(range(2, 3))
+    counts.count = 7
+    before = tensors(run), copy.deepcopy(numbers(run))
+    attempt("object of one", lambda: load(f"{path}-counted", counts=counts))
+    assert same_tensors(tensors(run), before[0]) and numbers(run) == before[1]
+    assert counts.count == 7
     attempt("absent", lambda: load(f"{directory}/absent"))
     run.model(torch.ones(2, 6)).sum().backward()
     attempt("inside a step", save)
@@ -119,6 +146,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("state of one", r"ValueError: process 1: the state of meter holds something"),
         ("model of one", r"ValueError: process 1: parameter 0 of the optimizer is not one of"),
         ("file of one", r"CheckpointError: process 1: .*process-00001.pt or its .json is damaged"),
+        ("object of one", r"CheckpointError: process 1: KeyError: 'mean'"),
         ("absent", r"FileNotFoundError: there is no complete checkpoint at .*absent"),
         ("inside a step", "CheckpointError: cannot save a checkpoint between backward and step"),
     ],
@@ -130,8 +158,8 @@ def test_failure_on_one_process_is_an_error_on_all(name: str, outcome: str, fail
 
 
 def test_a_crash_while_writing_leaves_the_old_checkpoint(failures: Path) -> None:
-    """Written at step 1; the one for step 2 failed for want of room, then for want of a process."""
-    assert names_in(failures / "run") == [".000002-step-2.new", "000001-step-1"]
+    """Written at step 1; the next failed for want of room, and the last for want of a process."""
+    assert names_in(failures / "run") == [".000002-step-3.new", "000001-step-1"]
     assert steps_in(failures / "run") == 1
     decentlam.save_checkpoint(failures / "run", **trained_run().parts())
     assert steps_in(failures / "run") == 3

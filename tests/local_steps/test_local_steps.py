@@ -264,17 +264,16 @@ def test_the_average_is_that_of_all_nodes(results: list[Any]) -> None:
         assert distance == pytest.approx(float(expected))
 
 
-def joined(process_group: Group) -> tuple[int, Tensor]:
+def joined(process_group: Group, fewest: int) -> int:
     node, model, optimizer = start(process_group, "adamw")
     with Join([optimizer]):
-        train(optimizer, model, node, range(2 + 3 * node))
-    return optimizer.runtime.index, flat(model)
+        train(optimizer, model, node, range(fewest + 3 * node))
+    return optimizer.runtime.index
 
 
-@scenarios.run(joined)
-def test_nodes_with_fewer_batches_go_on_averaging(results: list[Any]) -> None:
-    most = (2 + 3 * (N - 1)) // EVERY
-    assert [averages for averages, _ in results] == [most] * N
+@scenarios.run(joined, every(fewest=[0, 2]))
+def test_nodes_with_fewer_batches_or_none_go_on_averaging(results: list[int], fewest: int) -> None:
+    assert results == [(fewest + 3 * (N - 1)) // EVERY] * N
 
 
 def half_precision(process_group: Group) -> tuple[int, int, float]:
@@ -320,6 +319,51 @@ def test_a_step_that_overflows_is_left_out_and_counted(results: list[list[Tensor
     assert torch.equal(results[1][0], results[1][1])
     assert not torch.equal(results[0][0], results[0][1])
     assert all(torch.isfinite(result[-1]).all() for result in results)
+
+
+def overflows_at_once(process_group: Group, average_state: Any) -> tuple[Tensor, float]:
+    """Train with a gradient that overflows on node 1 in the first step, so that its AdamW has no
+    state yet when others send theirs; return its moments and the bytes of the last average."""
+    options = {"topology": "ring", "every": 1, "average_state": average_state}
+    node, model, optimizer = start(process_group, "adamw", **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(quadratic_loss(model, node, step)).backward()
+        if node == 1 and step == 0:
+            next(model.parameters()).grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+    moments = [state["exp_avg_sq"].ravel() for state in optimizer.inner.state.values()]
+    return torch.cat(moments), optimizer.statistics.bytes_sent
+
+
+@scenarios.run(overflows_at_once, [{"average_state": names} for names in (None, ("exp_avg_sq",))])
+def test_second_moments_are_averaged_although_one_node_had_none_at_first(results: Any) -> None:
+    size, neighbors = sum(Quadratic.SIZES), 2
+    for moments, sent in results:
+        assert moments.isfinite().all() and moments.gt(0).all()
+        assert sent == neighbors * (8 * size + size + 5)
+
+
+def later(process_group: Group) -> tuple[Tensor, list[float]]:
+    """Train one parameter and, after an average, all; return the model and the rates."""
+    node = dist.get_rank(process_group)
+    model = Quadratic(seed=0)
+    first, *rest = model.parameters()
+    inner = torch.optim.AdamW([first], lr=0.1)
+    options = {"topology": "ring", "every": 2, "shared_memory": False}
+    optimizer = decentlam.LocalSteps(inner, **options, process_group=process_group)
+    train(optimizer, model, node, range(3))
+    optimizer.add_param_group({"params": rest, "lr": 0.2})
+    train(optimizer, model, node, range(3, 8))
+    return optimizer.statistics.bytes_sent, [group["lr"] for group in inner.param_groups]
+
+
+@scenarios.run(later)
+def test_a_param_group_that_joins_later_is_averaged_with_its_state(results: list[Any]) -> None:
+    size = sum(Quadratic.SIZES)
+    assert results == [(2 * (8 * size + size + 5), [0.1, 0.2])] * N
 
 
 def unequal(process_group: Group) -> list[str]:
@@ -412,13 +456,36 @@ def test_a_param_group_that_joins_later_is_trained() -> None:
     assert [group["lr"] for group in optimizer.inner.param_groups] == [0.1, 0.2]
 
 
+def test_a_rate_that_is_no_number_is_refused_before_anything_changes() -> None:
+    model = Quadratic()
+    optimizer = decentlam.LocalSteps(INNER["sgd"](model.parameters()))
+    optimizer.param_groups[0]["lr"], before = float("nan"), flat(model)
+    with pytest.raises(ValueError, match="lr must be a finite number"):
+        train(optimizer, model, 0, range(1))
+    assert torch.equal(flat(model), before) and optimizer.steps == 0
+
+
 def test_growth_of_the_average_without_gradients_is_below_one() -> None:
     method = algorithms.local_average.LocalAverage()
     assert decentlam.growth(method, resolve("bipartite-random-match", 8)) < 0.9
 
 
-def test_state_of_another_optimizer_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (INNER["sgd"], "not the state of a LocalSteps"),
+        (
+            lambda params: decentlam.LocalSteps(INNER["adamw"](params)),
+            "SGD has .*momentum",
+        ),
+        (lambda params: decentlam.LocalSteps(INNER["sgd"](list(params)[:3])), "size of optimizer"),
+    ],
+)
+def test_state_of_another_optimizer_is_refused_and_changes_nothing(other: Any, reason: str) -> None:
     model = Quadratic()
     optimizer = decentlam.LocalSteps(INNER["sgd"](model.parameters()))
-    with pytest.raises(ValueError, match="not the state of a LocalSteps"):
-        optimizer.load_state_dict(INNER["sgd"](model.parameters()).state_dict())
+    train(optimizer, model, 0, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=reason):
+        optimizer.load_state_dict(other(Quadratic().parameters()).state_dict())
+    assert str(optimizer.state_dict()) == str(before)

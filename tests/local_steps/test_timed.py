@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.join import Join
 
 import decentlam
 from decentlam.exchange.base import combine
@@ -38,6 +39,12 @@ def test_what_counts_steps_is_refused_with_a_time(option: dict[str, object]) -> 
     inner = torch.optim.SGD(Quadratic().parameters(), lr=0.1)
     with pytest.raises(ValueError, match="goes without delay, elastic and outer"):
         decentlam.LocalSteps(inner, "2s", **option)
+
+
+def test_join_which_waits_for_everyone_is_refused_with_a_time() -> None:
+    optimizer = decentlam.LocalSteps(torch.optim.SGD(Quadratic().parameters(), lr=0.1), "2s")
+    with pytest.raises(ValueError, match="leave Join out"):
+        Join([optimizer])
 
 
 def test_nodes_count_as_often_as_they_took_steps() -> None:

@@ -113,6 +113,13 @@ def load_checkpoint(
     content, found = on_all_processes(network, read)
     layout = found.num_nodes, found.processes_per_node
     rng = not found.averaged and layout == (network.num_nodes, network.processes_per_node)
+    # The others first: what they refuse is not known before, and they can have their states back.
+    before = on_all_processes(network, lambda: state.copied(state.take_others(objects)))
+    try:
+        on_all_processes(network, lambda: state.put_others(objects, content["others"]))
+    except BaseException:
+        state.put_others(objects, before)
+        raise
     on_all_processes(network, lambda: state.put(objects, content, rng))
     if found.averaged and network.rank == 0:
         log.warning(

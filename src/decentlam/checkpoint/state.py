@@ -32,15 +32,16 @@ class Objects:
     optimizer: DecentralizedOptimizer
     others: Mapping[str, Any]  # without those that are None
 
-    def check(self, doing: str, needed: str) -> None:
+    def check(self, doing: str, *needed: str) -> None:
         if not isinstance(self.model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {self.model!r}")
         for name, thing in self.others.items():
-            if not callable(getattr(stateful(thing), needed, None)):
-                raise TypeError(
-                    f"{name} must be an object with {needed}(), or a random generator of torch, "
-                    f"numpy or Python; got {thing!r}"
-                )
+            for method in needed:
+                if not callable(getattr(stateful(thing), method, None)):
+                    raise TypeError(
+                        f"{name} must be an object with {method}(), or a random generator of "
+                        f"torch, numpy or Python; got {thing!r}"
+                    )
         self.optimizer.runtime.check_between_steps(doing)
         self.optimizer.runtime.reshard()
         check_none_averaged(self.model, doing)
@@ -74,7 +75,7 @@ def take(objects: Objects) -> Content:
         "model": _mapped(model, local, lambda value: value) if cuts else model,
         "cuts": cuts,  # the dimension along which tensors of the model are cut into shards
         "groups": objects.groups(),
-        "others": {n: stateful(thing).state_dict() for n, thing in objects.others.items()},
+        "others": take_others(objects),
         "rng": {"cpu": torch.get_rng_state()},
     }
     if torch.cuda.is_initialized():
@@ -83,6 +84,17 @@ def take(objects: Objects) -> Content:
         if name != "others":
             _check_loadable(name, part)
     return content
+
+
+def take_others(objects: Objects) -> Content:
+    """Return the states of the other objects, by name."""
+    return {name: stateful(thing).state_dict() for name, thing in objects.others.items()}
+
+
+def put_others(objects: Objects, states: Content) -> None:
+    """Give the other objects these states."""
+    for name, thing in objects.others.items():
+        stateful(thing).load_state_dict(states[name])
 
 
 def whole_state(objects: Objects) -> dict[str, Any]:
@@ -143,7 +155,7 @@ def _floating(content: Content) -> Iterator[Tensor]:
 
 def check(objects: Objects, content: Content) -> None:
     """Refuses what does not fit before anything is changed."""
-    objects.check("load a checkpoint", "load_state_dict")
+    objects.check("load a checkpoint", "state_dict", "load_state_dict")
     here, groups = _mapped(objects.model.state_dict(), local, lambda v: v), objects.groups()
     try:
         wrong = _differences(content["model"], here)
@@ -201,7 +213,7 @@ def _check_values(objects: Objects, content: Content) -> None:
 
 @torch.no_grad()
 def put(objects: Objects, content: Content, rng: bool) -> None:
-    """Makes the objects continue where the content was taken.
+    """Makes model and optimizer continue where the content was taken.
 
     State that was not saved starts as in a run that begins here. That happens when a run moves
     between one node and several, because some methods keep less on one.
@@ -217,8 +229,6 @@ def put(objects: Objects, content: Content, rng: bool) -> None:
     states = {p: content["state"].get(name, {}) for p, name in objects.names().items()}
     for bucket in optimizer.runtime.buckets:
         state.load_whole_state(bucket, states)
-    for name, thing in objects.others.items():
-        stateful(thing).load_state_dict(content["others"][name])
     if rng:
         torch.set_rng_state(content["rng"]["cpu"])
         if "cuda" in content["rng"] and torch.cuda.is_initialized():

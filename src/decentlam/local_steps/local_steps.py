@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -42,6 +44,18 @@ def _of_averaging(name: str) -> Any:
     """Return a property that is the one of the optimizer that averages."""
     own = getattr(DecentralizedOptimizer, name)
     return property(attrgetter(f"_averaging.{name}"), doc=own.__doc__)
+
+
+def _after_meeting(name: str) -> Callable[..., Any]:
+    """Return a method that is the one of the optimizer that averages, once no message is under
+    way."""
+
+    @functools.wraps(getattr(DecentralizedOptimizer, name))
+    def method(self: LocalSteps, *args: Any, **kwargs: Any) -> Any:
+        self._meet()
+        return getattr(self._averaging, name)(*args, **kwargs)
+
+    return method
 
 
 class LocalSteps(Optimizer, Joinable):
@@ -139,7 +153,7 @@ class LocalSteps(Optimizer, Joinable):
         self._arrival: Arrival | None = None
         self._outer_lr = None if outer is None else check_number("outer_lr", outer_lr, above=True)
         self._since = 0  # local steps, since the last messages left
-        self._checked = False  # the names of the inner state
+        self._found = False  # the names of the inner state
         self._pending = False  # messages are under way
         self._own_steps, self._weights = 0, list[float]()  # of them, in a run by time
         self._extra_bytes = 0  # of the inner state in them
@@ -187,13 +201,15 @@ class LocalSteps(Optimizer, Joinable):
         self.runtime.check_training("call step()")
         params = [p for group in self.inner.param_groups for p in group["params"]]
         _check_gradients(params)
-        if self._unscale(params):
+        rates = [check_number("lr", group["lr"]) for group in self.inner.param_groups]
+        finite = self._unscale(params)
+        if finite:
             self.inner.step()
         self._follow_inner()
-        if not self._checked:
-            self._state_average.check()
-            self._checked = True
-        self._correct()
+        if not self._found:
+            Join.notify_join_context(self)
+            self._find_state(finite)
+        self._correct(rates)
         self._since += 1
         self._taken += 1
         if self._seconds is not None:
@@ -205,6 +221,11 @@ class LocalSteps(Optimizer, Joinable):
             if self.delay == 0:
                 self._receive()
         return loss
+
+    def _find_state(self, stepped: bool) -> None:
+        """Find, on all processes together, the names of the state to average."""
+        network = None if self._elastic else self.network
+        self._found = self._state_average.find(network, stepped)
 
     def _average_in_time(self, seconds: float) -> None:
         """Use messages that have arrived, and send the next ones when it is time."""
@@ -224,11 +245,10 @@ class LocalSteps(Optimizer, Joinable):
         return True
 
     @torch.no_grad()
-    def _correct(self) -> None:
+    def _correct(self, rates: Sequence[float]) -> None:
         """Take lr e off every parameter, as one local step does."""
         state = self._averaging.state
-        for k, group in enumerate(self.inner.param_groups):
-            lr = check_number("lr", group["lr"])
+        for k, (lr, group) in enumerate(zip(rates, self.inner.param_groups, strict=True)):
             self._rates[k] += lr
             if self._outer_lr is None and lr > 0:
                 params = [p for p in group["params"] if "e" in state.get(p, {})]
@@ -357,11 +377,17 @@ class LocalSteps(Optimizer, Joinable):
                 "this is not the state of a LocalSteps optimizer; load it into its inner one with "
                 "optimizer.inner.load_state_dict, and the averages begin anew"
             )
-        own = dict(state_dict["local_steps"])
+        own = state_dict["local_steps"]
         inner = {k: v for k, v in state_dict.items() if k != "local_steps"}
-        self._drop()
-        self._averaging.load_state_dict({k: own.pop(k) for k in ("state", "param_groups")})
-        BetweenAverages(self).load_state_dict({"inner": inner, **own})
+        between = BetweenAverages(self)
+        before = between.state_dict()
+        between.load_state_dict({**own, "inner": inner})
+        try:
+            self._drop()
+            self._averaging.load_state_dict({k: own[k] for k in ("state", "param_groups")})
+        except BaseException:
+            between.load_state_dict(before)
+            raise
 
     def between_averages(self) -> BetweenAverages:
         """Return what a checkpoint has besides the state of averaging; ends a delay."""
@@ -406,36 +432,16 @@ class LocalSteps(Optimizer, Joinable):
             return self._taken
         return self._sent * self.every + self._since
 
-    @contextlib.contextmanager
-    def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Inside, parameters and the model's floating buffers are their mean over all nodes.
-
-        Every process must enter. Afterwards everything is restored to the bit.
-        """
-        self._meet()
-        with self._averaging.averaged(model):
-            yield
-
-    def eval(self, model: nn.Module | None = None) -> None:
-        """Make the parameters the mean of all nodes, until `train()`; see `DecentLaM.eval`."""
-        self._meet()
-        self._averaging.eval(model)
+    averaged: Callable[..., AbstractContextManager[None]] = _after_meeting("averaged")
+    eval: Callable[..., None] = _after_meeting("eval")
+    merge: Callable[..., None] = _after_meeting("merge")
+    consensus_distance: Callable[[], float] = _after_meeting("consensus_distance")
 
     def train(self) -> None:
         """Give the node its own parameters back, to the bit; in training, change nothing."""
         self._averaging.train()
 
-    def merge(self, model: nn.Module | None = None) -> None:
-        """Set every node to the exact mean of all, parameters and buffers: the end of a run."""
-        self._meet()
-        self._averaging.merge(model)
-
-    def consensus_distance(self) -> float:
-        """Return sqrt of the mean squared distance of the nodes' parameters from their average."""
-        self._meet()
-        return self._averaging.consensus_distance()
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for gradient accumulation; local steps send nothing in backward."""
         return contextlib.nullcontext()
 
@@ -449,6 +455,11 @@ class LocalSteps(Optimizer, Joinable):
     # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
+        if self._seconds is not None:
+            raise ValueError(
+                f"Join has nodes wait for each other, which every={self.every!r} is to avoid; "
+                "leave Join out: nodes that are done wait for the others in merge() or averaged()"
+            )
         self._averaging.join_hook(**kwargs)  # refuses what cannot join
         return _AnswerNeighbors(self)
 
@@ -466,8 +477,16 @@ class BetweenAverages:
         return {"inner": inner, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        owner = self.owner
-        owner.inner.load_state_dict(state["inner"])
+        owner, inner = self.owner, self.owner.inner
+        before = inner.state_dict()
+        inner.load_state_dict(state["inner"])
+        lacking = sorted({n for group in inner.param_groups for n in inner.defaults.keys() - group})
+        if lacking:  # torch would find out in the next step
+            inner.load_state_dict(before)
+            raise ValueError(
+                f"the state is that of another inner optimizer: {type(inner).__name__} has "
+                f"{', '.join(lacking)}, which it lacks. Build the same inner optimizer"
+            )
         owner._follow_inner()
         owner._since, owner._taken = state["since"], state["taken"]
         owner._rates = list(state["rates"])
@@ -499,6 +518,9 @@ class _AnswerNeighbors(JoinHook):
         self._optimizer = optimizer
 
     def main_hook(self) -> None:
+        if not self._optimizer._found:
+            self._optimizer._find_state(stepped=False)
+            return
         self._optimizer._settle()
         self._optimizer._send(absent=True)
         self._optimizer._receive(absent=True)

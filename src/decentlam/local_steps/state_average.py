@@ -35,12 +35,20 @@ class StateAverage:
         self._exchange: Neighbors | None = None
         self._pending: Pending | None = None
 
-    def check(self) -> None:
-        """Find the names, after the inner optimizer's first step; refuse what cannot be sent."""
+    def find(self, network: Network | None, stepped: bool) -> bool:
+        """Find the names once an inner optimizer, of any node, has `stepped`; return False if none
+        has, because the gradients of all have overflowed. Refuse what cannot be sent.
+
+        Without a network nobody else is asked.
+        """
         held = {name for state in self._inner.state.values() for name in state}
-        if self._names is None and held:
-            self._names = [name for name in _USUAL if name in held]
-        for name in self._names or ():
+        reports = [(stepped, list(held))]
+        if network is not None:
+            reports = network.gather(reports[0])
+        if self._names is None and any(stepped for stepped, _ in reports):
+            everyone = {name for _, names in reports for name in names}
+            self._names = [name for name in _USUAL if name in everyone]
+        for name in (self._names or ()) if stepped else ():
             having = [(p, state[name]) for p, state in self._inner.state.items() if name in state]
             alike = [isinstance(t, Tensor) and t.shape == p.shape for p, t in having]
             if not alike or not all(alike):
@@ -50,6 +58,7 @@ class StateAverage:
                     f"{', '.join(sorted(held)) or 'no state'}. Name second moments, or pass "
                     "average_state=() to average none"
                 )
+        return any(stepped for stepped, _ in reports)
 
     def send(self, network: Network, topology: Topology, step: int, taken: int | None) -> int:
         """Send the state, and how many steps were taken if that counts, to the neighbors; return
@@ -59,17 +68,19 @@ class StateAverage:
         size = _HEAD + sum(p.numel() for p, _ in slots)
         if network.num_nodes == 1 or (not slots and taken is None):
             return 0
-        if self._exchange is None or self._exchange.network is not network:
+        exchange = self._exchange
+        if exchange is None or exchange.network is not network or len(exchange.buffers[0]) != size:
             codes = torch.empty(size, dtype=torch.uint8, device=network.device)
-            self._exchange = Neighbors(network, topology, [codes], self._timeout, self._tag)
-        self._exchange.begin(step, [size])
-        message = self._exchange.message(0, size)
+            exchange = Neighbors(network, topology, [codes], self._timeout, self._tag)
+            self._exchange = exchange
+        exchange.begin(step, [size])
+        message = exchange.message(0, size)
         octave = octave_of(max((float(v.max()) for _, v in slots if v is not None), default=0.0))
         head = (taken or 0).to_bytes(_HEAD - 1, "little") + bytes([octave + 128])
         message[:_HEAD] = torch.tensor(list(head), dtype=torch.uint8)
         for (_, value), part in zip(slots, _cut(message, slots), strict=True):
             part.fill_(ABSENT) if value is None else encode(value.reshape(-1), octave, part)
-        self._pending = self._exchange.send(0, message, step)
+        self._pending = exchange.send(0, message, step)
         return self._pending.bytes_sent
 
     def wait(self) -> list[int]:
