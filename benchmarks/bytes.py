@@ -19,12 +19,11 @@ import statistics
 from pathlib import Path
 
 import torch
-from torch import nn
+from fashion import Training
 from torch.nn import functional as F
 
 import decentlam
-from decentlam.lab.data import Batches, Data, load, split
-from decentlam.lab.models import make_model
+from decentlam.lab.data import Data, load
 from decentlam.topology import resolve
 
 METHODS: dict[str, dict[str, object]] = {
@@ -90,21 +89,14 @@ def train(
     arguments: argparse.Namespace,
     seed: int,
 ) -> dict[str, float | str | None]:
-    n = arguments.nodes
-    batches = Batches(split(data.labels, n, "label-sorted", seed), arguments.batch // n, seed)
-    model = make_model("mlp", data.shape, data.classes, seed)
+    n, batch = arguments.nodes, arguments.batch
     topology = resolve(network, n)
-    nodes = decentlam.SimulatedModule(
-        model, method, topology, lr=arguments.lr, momentum=0.9, **hyper
-    )
-    algorithm, size = nodes._nodes.algorithm, sum(p.nbytes for p in model.parameters())
-    tests = list(data.test_batches(2000))
-    sent, needed, per_epoch = 0.0, None, batches.steps_per_epoch
-    for step in range(arguments.epochs * per_epoch):
-        drawn = [
-            data.train_batch(batches.indices(step, i), batches.generator(step, i)) for i in range(n)
-        ]
-        inputs, labels = (torch.stack(part) for part in zip(*drawn, strict=True))
+    hyper = {"lr": arguments.lr, **hyper}
+    training = Training(data, method, topology, "label-sorted", batch, seed, **hyper)
+    nodes = training.nodes
+    algorithm, size = nodes._nodes.algorithm, sum(p.nbytes for p in training.model.parameters())
+    sent, needed, per_epoch = 0.0, None, training.batches.steps_per_epoch
+    for step, inputs, labels in training.steps(arguments.epochs * per_epoch):
         lr = arguments.lr * min(1.0, (step + 1) / (2 * per_epoch))
         try:
             nodes.step(F.cross_entropy, inputs, labels, lr=lr)
@@ -113,30 +105,23 @@ def train(
         peers = 2 * (n - 1) / n if method == "pmsgd" else topology.messages(step).double().mean()
         sent += float(peers) * algorithm.payloads(step) * size
         if (step + 1) % per_epoch == 0:
-            accuracy = statistics.mean(top1(nodes.node(i), tests) for i in range(n))
-            if needed is None and accuracy >= arguments.target:
+            accuracy = training.own(most=n)
+            if needed is None and accuracy >= 100 * arguments.target:
                 needed = sent
     return {
         "needed": needed,
         "nodes": accuracy,
-        "averaged": top1(nodes.averaged(), tests),
+        "averaged": training.top1(training.nodes.averaged()),
         "ran": type(algorithm).__name__,
     }
-
-
-@torch.no_grad()
-def top1(model: nn.Module, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    model.eval()
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in tests)
-    return right / sum(len(y) for _, y in tests)
 
 
 def summary(method: str, network: str, runs: list[dict]) -> dict[str, object]:
     reached = [run["needed"] for run in runs if run["needed"] is not None]
     accuracy = {
         key: (
-            statistics.mean(100 * run[key] for run in runs),
-            statistics.pstdev([100 * run[key] for run in runs]),
+            statistics.mean(run[key] for run in runs),
+            statistics.pstdev([run[key] for run in runs]),
         )
         for key in ("averaged", "nodes")
     }

@@ -16,32 +16,28 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import statistics
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from fashion import Training
+from torch import Tensor
 from torch.nn import functional as F
 
 import decentlam
 from decentlam.algorithms import Reach
-from decentlam.lab.data import Batches, Data, load, split
-from decentlam.lab.models import make_model
+from decentlam.lab.data import Data, load
 from decentlam.topology import resolve
 
-LR, MOMENTUM = 0.05, 0.9
+LR = 0.05
 DTYPES = {"whole": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def train(
     data: Data, dtype: torch.dtype, options: argparse.Namespace, seed: int
 ) -> dict[str, object]:
-    n = options.nodes
-    batches = Batches(split(data.labels, n, options.shards, seed), options.batch // n, seed)
-    model = make_model("mlp", data.shape, data.classes, seed)
-    nodes = decentlam.SimulatedModule(
-        model, "decentlam", resolve(options.topology, n), lr=LR, momentum=MOMENTUM, stable="auto"
-    )
+    network, rates = resolve(options.topology, options.nodes), {"lr": LR, "stable": "auto"}
+    training = Training(data, "decentlam", network, options.shards, options.batch, seed, **rates)
+    nodes = training.nodes
     topology = nodes._nodes.topology
 
     def mix(message: Tensor, index: int, reach: Reach) -> Tensor:
@@ -51,26 +47,13 @@ def train(
     if dtype != torch.float32:
         nodes._nodes._mix = mix
     try:
-        for step in range(options.steps):
-            drawn = [
-                data.train_batch(batches.indices(step, i), batches.generator(step, i))
-                for i in range(n)
-            ]
-            inputs, labels = (torch.stack(part) for part in zip(*drawn, strict=True))
+        for step, inputs, labels in training.steps(options.steps):
             lr = LR * min(1.0, (step + 1) / (options.steps / 10))
             nodes.step(F.cross_entropy, inputs, labels, lr=lr)
     except decentlam.NonFiniteError:
         return {"averaged": None, "own": None, "apart": None, "diverged": step}
-    tests = list(data.test_batches(2000))
-    own = statistics.mean(top1(nodes.node(i), tests) for i in range(0, n, -(-n // 8)))
     apart = nodes.consensus_distance()
-    return {"averaged": top1(nodes.averaged(), tests), "own": own, "apart": apart}
-
-
-@torch.no_grad()
-def top1(model: nn.Module, tests: list[tuple[Tensor, Tensor]]) -> float:
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in tests)
-    return 100 * right / sum(len(y) for _, y in tests)
+    return {"averaged": training.top1(training.nodes.averaged()), "own": training.own(most=8), "apart": apart}
 
 
 def main() -> None:

@@ -28,12 +28,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fashion import Training
 from torch.nn import functional as F
 
 import decentlam
 from decentlam.analysis import stability
-from decentlam.lab.data import Batches, load, split
-from decentlam.lab.models import make_model
+from decentlam.lab.data import load
 from decentlam.lab.network.prediction import FORWARD_SHARE, Traffic, predict_step
 from decentlam.topology import TOPOLOGIES, Topology, complete
 
@@ -103,30 +103,16 @@ def disagreement(topology: Topology, steps: int = 400, probes: int = 8) -> float
 
 
 def trained(name: str, n: int, seed: int) -> Record:
-    data = load("fashion-mnist")
-    batches = Batches(split(data.labels, n, "label-sorted:2", seed), BATCH // n, seed)
-    model = make_model("mlp", data.shape, data.classes, seed)
     network = complete(n) if name == EVERYONE else TOPOLOGIES[name](n)
     method = "pmsgd" if name == EVERYONE else "decentlam" if network.symmetric else "dmsgd"
     stable = {"stable": "auto"} if method == "decentlam" else {}
-    nodes = decentlam.SimulatedModule(model, method, network, lr=LR, momentum=MOMENTUM, **stable)
-    for step in range(STEPS):
-        drawn = [
-            data.train_batch(batches.indices(step, i), batches.generator(step, i)) for i in range(n)
-        ]
-        inputs, labels = (torch.stack(part) for part in zip(*drawn, strict=True))
-        nodes.step(F.cross_entropy, inputs, labels, lr=LR * min(1.0, (step + 1) / WARM_UP))
-    tests = list(data.test_batches(2000))
-    looked_at = [0] if method == "pmsgd" else range(0, n, -(-n // 8))
-    own = statistics.mean(top1(nodes.node(i), tests) for i in looked_at)
-    return {"averaged": top1(nodes.averaged(), tests), "own": own}
-
-
-@torch.no_grad()
-def top1(model: torch.nn.Module, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    model.eval()
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in tests)
-    return 100 * right / sum(len(y) for _, y in tests)
+    data = load("fashion-mnist")
+    training = Training(data, method, network, "label-sorted:2", BATCH, seed, lr=LR, **stable)
+    for step, inputs, labels in training.steps(STEPS):
+        lr = LR * min(1.0, (step + 1) / WARM_UP)
+        training.nodes.step(F.cross_entropy, inputs, labels, lr=lr)
+    own = training.own(most=1 if method == "pmsgd" else 8)
+    return {"averaged": training.top1(training.nodes.averaged()), "own": own}
 
 
 def exists(name: str, n: int) -> bool:

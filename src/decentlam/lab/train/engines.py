@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from decentlam.algorithms import Algorithm
 from decentlam.checkpoint import Saving, directory, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.saving import settle
 from decentlam.data import Change, Deal, Place
@@ -25,13 +24,12 @@ from decentlam.lab.data import Batches, load_batches
 from decentlam.lab.data.loading import StepBatches
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.meter import Meter
-from decentlam.lab.train.tasks import Scores, Task
+from decentlam.lab.train.tasks import Task
 from decentlam.monitoring import Monitor, monitor
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
 from decentlam.simulation.module import SimulatedModule
-from decentlam.topology import Topology
 
 KEEP = 2  # checkpoints of a run
 
@@ -42,29 +40,27 @@ class SimulatedEngine:
     """Trains the models of all nodes in this process."""
 
     writes = True  # whether this process writes the run directory
-    together = ALONE  # the processes that share measurements and stop after the same step
+    network = ALONE  # the processes that train
+    together = ALONE  # those that share measurements and stop after the same step
 
-    def __init__(self, recipe: Recipe, task: Task, steps_per_epoch: int) -> None:
+    def __init__(self, recipe: Recipe, task: Task) -> None:
         self._recipe, self._task = recipe, task
         torch.manual_seed(recipe.seed)  # of dropout; nothing else draws from torch's own numbers
-        self._algorithm, self._network, _ = recipe.chosen()
+        self._algorithm, self._topology, _ = recipe.chosen()
         self._nodes = SimulatedModule(
-            task.model(), self._algorithm, self._network, weight_decay=recipe.weight_decay
+            task.model(), self._algorithm, self._topology, weight_decay=recipe.weight_decay
         )
-        self._factor = recipe.factor(steps_per_epoch)
         self.num_nodes = recipe.nodes
         self.parameters = self._nodes.x.shape[1]
         self.step = 0  # steps taken so far
 
     @property
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-        return self._recipe.lr * self._factor(self.step)
-
-    @property
     def cost(self) -> dict[str, float]:
         """Return what the last step cost a node of this process."""
-        sent = models_sent(self._algorithm, self._network, self.step - 1)
+        k = self.step - 1
+        peers = self._topology.messages(k).double().mean().item()
+        sent = self._algorithm.reach(k).messages_sent(self.num_nodes, peers)
+        sent *= self._algorithm.payloads(k)  # tensors of the size of the model
         bytes_sent = sent * self.parameters * self._nodes.x.element_size()
         return {"wait_seconds": 0.0, "bytes_sent": bytes_sent}
 
@@ -79,24 +75,20 @@ class SimulatedEngine:
     def close(self) -> None:
         """Stop what `watch` started."""
 
-    def train(self, batches: StepBatches) -> Tensor:
+    def train(self, batches: StepBatches, lr: float) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
         size = self._recipe.micro_batch
         pieces = [self._task.pieces(batch, size) for batch in batches]
-        losses = self._nodes.step_on(self._task.loss, pieces, self.lr)
+        losses = self._nodes.step_on(self._task.loss, pieces, lr)
         self.step += 1
         return losses
 
-    def evaluate(self, workers: int) -> Scores:
-        """Score the averaged model and every node's own on the whole test set."""
-        average = self._nodes.averaged()
-        models = [average, *(self._nodes.node(rank) for rank in range(self.num_nodes))]
-        batches = self._task.test_batches(workers)
-        by_batch = [[self._task.score(model, batch) for model in models] for batch in batches]
-        outcomes = [list(of_model) for of_model in zip(*by_batch, strict=True)]
-        averaged, *nodes = map(self._task.numbers, outcomes)
-        distance = self._nodes.consensus_distance()
-        return evaluation_scores(self._task, averaged, nodes, distance)
+    def models(self) -> tuple[nn.Module, list[nn.Module]]:
+        """Return the averaged model, and the models of the nodes of this process."""
+        return self._nodes.averaged(), [self._nodes.node(k) for k in range(self.num_nodes)]
+
+    def consensus_distance(self) -> float:
+        return self._nodes.consensus_distance()
 
     def save(self, path: Path, meter: Meter) -> Saving:
         settle()
@@ -148,11 +140,8 @@ class ProcessEngine:
     have ended, and record how samples were dealt.
     """
 
-    def __init__(
-        self, recipe: Recipe, task: Task, steps_per_epoch: int, past: PastMembers | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, task: Task, past: PastMembers | None = None) -> None:
         self._recipe, self._task, self._past = recipe, task, past
-        self._factor = recipe.factor(steps_per_epoch)
         self._model = task.model()
         self.parameters = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         if past is None:
@@ -171,36 +160,32 @@ class ProcessEngine:
         )
         self._monitor: Monitor | None = None
         run = None if past is None else membership.current()
-        number = self._network.node if run is None else run.me
+        number = self.network.node if run is None else run.me
         torch.manual_seed(recipe.seed + number)  # of dropout, different on every node
         self._joins = run is not None and run.joins
 
     @property
-    def _network(self) -> Network:
+    def network(self) -> Network:
         return self._optimizer.network
 
     @property
     def together(self) -> Network:
         """All processes; in an elastic run this one alone, for others may be dead."""
-        return self._network if self._past is None else ALONE
+        return self.network if self._past is None else ALONE
 
     @property
     def writes(self) -> bool:
         """True on node 0; when it dies, another one becomes node 0."""
-        return self._network.node == 0
+        return self.network.node == 0
 
     @property
     def num_nodes(self) -> int:
-        return self._network.num_nodes
+        return self.network.num_nodes
 
     @property
     def step(self) -> int:
         """The steps taken so far; may jump if this node was behind when the members changed."""
         return self._optimizer.place.step
-
-    @property
-    def lr(self) -> float:
-        return self._recipe.lr * self._factor(self.step)
 
     @property
     def cost(self) -> dict[str, float]:
@@ -211,7 +196,7 @@ class ProcessEngine:
         if self._past is not None:
             loaded = self._shared_batches(batches)
         else:
-            nodes = [self._network.node]
+            nodes = [self.network.node]
             loaded = load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
         return loaded if self._monitor is None else self._monitor.loading(loaded)
 
@@ -235,9 +220,9 @@ class ProcessEngine:
         place, past = self._optimizer.place, self._past
         return place.after(past.history, past.step) if past and past.history else place
 
-    def train(self, batches: StepBatches) -> Tensor:
+    def train(self, batches: StepBatches, lr: float) -> Tensor:
         for group in self._optimizer.param_groups:
-            group["lr"] = self.lr
+            group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
         pieces = self._task.pieces(batches[0], self._recipe.micro_batch)
@@ -254,23 +239,13 @@ class ProcessEngine:
         self._optimizer.step()
         return loss
 
-    def evaluate(self, workers: int) -> Scores:
-        """Score the own model on the whole test set, and the averaged one on a share of it.
-
-        Both in one pass, because images may have to be decoded for it."""
-        task, network = self._task, self._network
+    def models(self) -> tuple[nn.Module, list[nn.Module]]:
         with self._optimizer.averaged(self._model):
             average = copy.deepcopy(self._model)
-        own, share = [], []
-        for k, batch in enumerate(task.test_batches(workers)):
-            own.append(task.score(self._model, batch))
-            if k % network.num_nodes == network.node:
-                share.append(task.score(average, batch))
-        reports = network.gather((task.numbers(own), share))
-        averaged = [outcome for _, share in reports for outcome in share]
-        nodes = [numbers for numbers, _ in reports]
-        distance = self._optimizer.consensus_distance()
-        return evaluation_scores(task, task.numbers(averaged), nodes, distance)
+        return average, [self._model]
+
+    def consensus_distance(self) -> float:
+        return self._optimizer.consensus_distance()
 
     def state_dict(self) -> dict[str, Any]:
         """Return how samples were dealt, for a checkpoint."""
@@ -289,31 +264,3 @@ class ProcessEngine:
 
 
 Engine: TypeAlias = SimulatedEngine | ProcessEngine
-
-
-def evaluation_scores(
-    task: Task, averaged: Scores, nodes: Sequence[Scores], distance: float
-) -> Scores:
-    """Return the numbers of an evaluation record: of the averaged model, and of the nodes' own
-    models."""
-
-    def mean(name: str) -> float | None:
-        known = [value for own in nodes if (value := own[name]) is not None]
-        return sum(known) / len(known) if len(known) == len(nodes) else None
-
-    main = [own[task.main] or 0.0 for own in nodes]
-    return {
-        **{f"averaged_{name}": value for name, value in averaged.items()},
-        **{f"nodes_{name}": mean(name) for name in averaged},
-        f"nodes_{task.main}_min": min(main),
-        f"nodes_{task.main}_max": max(main),
-        "consensus_distance": distance,
-    }
-
-
-def models_sent(algorithm: Algorithm, network: Topology, step: int) -> float:
-    """Return what a node sends at a step, in the mean, in units of one tensor of the model's
-    size."""
-    peers = network.messages(step).double().mean().item()
-    sent = algorithm.reach(step).messages_sent(network.num_nodes, peers)
-    return algorithm.payloads(step) * sent

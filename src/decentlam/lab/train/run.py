@@ -182,9 +182,9 @@ def train_node(
     steps_per_epoch = max(1, len(task.data.labels) // recipe.batch)
     engine: Engine
     if options.simulate:
-        engine = SimulatedEngine(recipe, task, steps_per_epoch)
+        engine = SimulatedEngine(recipe, task)
     else:
-        engine = ProcessEngine(recipe, task, steps_per_epoch, past)
+        engine = ProcessEngine(recipe, task, past)
     meter = Meter()
     if options.resume:
         engine.load(directory / CHECKPOINT, meter)
@@ -194,7 +194,7 @@ def train_node(
     with RunWriter(options, engine, steps_per_epoch, task.notes) as writer:
         engine.watch(directory, writer.steps)
         try:
-            status = train_steps(options, batches, engine, writer, meter, asked_to_stop)
+            status = train_steps(options, task, batches, engine, writer, meter, asked_to_stop)
             done, seconds = engine.step, meter.seconds
         except (DivergenceError, RuntimeError) as error:
             if options.elastic and isinstance(error, DivergenceError):
