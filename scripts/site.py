@@ -112,7 +112,8 @@ def methods() -> str:
 
 def method(name: str) -> str:
     """What one method costs and how it behaves, with 8 nodes and momentum 0.9."""
-    return table(["", ""], [[key, value] for key, value in _facts(name).items()])
+    facts = table(["", ""], [[key, value] for key, value in _facts(name).items()])
+    return f"{facts}\n\n[How to read the table](index.md#how-to-read-the-table)."
 
 
 def numbers() -> str:

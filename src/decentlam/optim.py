@@ -108,7 +108,7 @@ class SteadyDecentLaM(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        mu: How slowly the filter follows; by default as docs/stability.md derives it.
+        mu: How slowly the filter follows. docs/methods/decentlam-steady.md derives the default.
         share: c, what passes the filter at once; by default 2 (1 - beta), at most a half.
         options: See `OptimizerOptions`. `stable` is "auto" here: on networks so large that they mix
             slowly, half the share runs instead.

@@ -60,7 +60,7 @@ def assert_close(real: Path, simulated: Path) -> None:
             )
 
 
-NODES = 8
+NODES = 4
 
 
 def recipe(method: str = "decentlam", **changes: Any) -> Recipe:

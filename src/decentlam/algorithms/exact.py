@@ -21,7 +21,7 @@ class ExactDecentLaM(Algorithm):
     Where nodes see different data, lr g differs between them at every step. y learns by how much
     from what mixing takes away, so that u is nearly the same on all nodes. Mixing keeps the node
     average: y is zero in the mean, and the mean takes the very steps of momentum SGD. Models that
-    rest have z = x+, v = 0 and u = 0: they agree, and no bias is left. docs/stability.md derives
+    rest have z = x+, v = 0 and u = 0: they agree, and no bias is left. docs/methods explains
     the two constants, which suit every momentum and number of nodes that is usual.
     """
 

@@ -20,7 +20,7 @@ class SteadyDecentLaM(Algorithm):
     the bias of momentum. Algorithm 2 feeds that back at once, and on changing weights its
     fluctuations are amplified without end. Here a share c passes at once and damps, the rest as
     its running mean. Mixing keeps the node average, so the average takes the very steps of
-    momentum SGD. The fixed point on static weights is DecentLaM's. docs/stability.md derives
+    momentum SGD. The fixed point on static weights is DecentLaM's. docs/methods derives
     c = 2 (1 - beta) and mu = 4 b / (1 + b)^2 with b = beta (1 - c).
     """
 

@@ -117,6 +117,7 @@ def test_unknown_names_exit_2_and_list_the_valid_ones(arguments: tuple[str, ...]
         (("simulate", "dmsgd", "ring", "--momentum", "2"), "momentum must be in"),
         (("reproduce", "bias", "--nodes", "3"), "4 nodes or more"),
         (("reproduce", "regression", "--seed", "-1"), "seed must be"),
+        (("reproduce", "unlike", "--nodes", "16"), "leave --nodes out"),
         (("reproduce", "bias", "--data", "cifar10"), "bias reads no data"),
         (("reproduce", "models", "--quick", "--data", "cifar10"), "--quick makes do"),
         (("reproduce", "models", "--data", "cifar10"), "needs --data-path"),

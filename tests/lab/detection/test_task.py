@@ -40,7 +40,7 @@ def recipe(detector: str, directory: Path, nodes: int, **changes: Any) -> Recipe
         "topology": "star",
         "nodes": nodes,
         "shards": "label-sorted:1",
-        "batch": 8 // nodes * nodes,
+        "batch": 4,
         "micro_batch": 1,
         "epochs": 1.0,
         "evaluate_every": 1.0,
@@ -66,7 +66,7 @@ CPU = torch.device("cpu")
 def prepared(tmp_path_factory) -> Path:
     """Images and weights that all processes read."""
     directory = tmp_path_factory.mktemp("detection")
-    draw_shapes(directory / "shapes", train=16, test=5)
+    draw_shapes(directory / "shapes", train=8, test=3)
     for detector in DETECTORS:
         model = make_detector(f"{detector}-small", classes=3, image_size=32, seed=7)
         torch.save(model.state_dict(), directory / f"{detector}.pt")
@@ -104,7 +104,7 @@ def test_a_batch_without_objects_has_a_loss_and_a_gradient(detector: str, prepar
 
 
 def test_a_resumed_detector_ends_where_an_uninterrupted_one_does(prepared: Path, tmp_path: Path):
-    plan = recipe("faster-rcnn", prepared, 2, batch=4, epochs=0.75, precision="float32")
+    plan = recipe("faster-rcnn", prepared, 2, epochs=1.5, precision="float32")
     train(plan, tmp_path / "whole", simulate=True)
     assert train(plan, tmp_path / "parts", simulate=True, stop=StopAfter(1)).step == 1
     assert train(plan, tmp_path / "parts", simulate=True, resume=True).step == 3

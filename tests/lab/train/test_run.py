@@ -39,7 +39,7 @@ def all_scenarios(directory: Path) -> dict[str, Summary]:
 
 
 class _Interrupting:
-    """Looked at for the second time, which is in the midst of training, it sends a SIGINT."""
+    """Looked at for the second time, which is mid-training, it sends a SIGINT."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop, self._looks = stop, 0
@@ -53,16 +53,16 @@ class _Interrupting:
 
 
 def _interrupted(directory: Path) -> Summary:
-    """One node of eight gets a real SIGINT in the midst of training."""
+    """One node of four gets a real SIGINT mid-training."""
     stop = Stop()
     with stop.listening():
-        interrupting: Any = _Interrupting(stop) if dist.get_rank() == 5 else stop
+        interrupting: Any = _Interrupting(stop) if dist.get_rank() == 3 else stop
         return train(LONG, directory, stop=interrupting)
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> tuple[Path, list[dict[str, Summary]]]:
-    """All scenarios in one group of eight processes; the directory, and what each returned."""
+    """All scenarios in one group of four processes; the directory, and what each returned."""
     directory = tmp_path_factory.mktemp("real")
     everyone = run_processes(all_scenarios, NODES, (directory,))
     assert all(isinstance(summaries, dict) for summaries in everyone), everyone

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from decentlam.lab.names import MODELS
-from decentlam.lab.terminal import console, one_of, print_json, print_table
+from decentlam.lab.terminal import Json, Nodes, console, one_of, print_json, print_table
 
 _OVERLAPS = ("none", "backward")
 _NOTE = (
@@ -23,7 +23,7 @@ def predict(
     parameters: Annotated[
         int | None, typer.Option(help="Of a model of your own, instead of --model.")
     ] = None,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", help="Number of nodes.")] = 8,
+    nodes: Nodes = 8,
     bandwidth: Annotated[
         str, typer.Option(help="Of each node, both ways: 100Mbit, 25Gbit/s, bits per second.")
     ] = "25Gbit",
@@ -38,9 +38,7 @@ def predict(
             help=f"Messages hide behind: {', '.join(_OVERLAPS)}.", callback=one_of(_OVERLAPS)
         ),
     ] = "backward",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Predict the time of a step with DDP, DecentLaM and AWC-DmSGD on your network."""
     from decentlam.lab.network.bandwidth import parse_bandwidth

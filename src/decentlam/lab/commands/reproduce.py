@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -46,9 +46,7 @@ def reproduce(
     from decentlam.lab.studies.study import perform
 
     chosen = studies.STUDIES[study]
-    given = {"data": data, "data_path": data_path}
-    where: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if where and (quick or not chosen.resumable):
+    if (data or data_path) and (quick or not chosen.resumable):
         why = (
             "--quick makes do with data of its own"
             if chosen.resumable
@@ -57,8 +55,9 @@ def reproduce(
         raise ValueError(f"{why}; leave --data and --data-path out")
     if loopback and study != "runtime":
         raise ValueError(f"--loopback is for runtime; {study} emulates no network, leave it out")
-    where |= {"loopback": True} if loopback else {}
-    recipe = chosen.recipe(nodes=nodes, seed=seed, quick=quick, **where)
+    given = {"nodes": nodes, "data": data, "data_path": data_path, "loopback": loopback or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    recipe = chosen.recipe(seed=seed, quick=quick, **given)
     with Progress(f"decentlam: {study}:", 0) as progress:
         result = perform(chosen, recipe, Path(out or f"out/{study}"), progress.update)
     files = [str(path) for path in result.files]

@@ -65,22 +65,22 @@ def _from_pickles(root: Path, classes: int, train: bool) -> Part:
 
 def _from_tree(folder: Path, classes: int) -> Part:
     """Read a folder for each class, numbered in alphabetical order, as the published labels are."""
-    from PIL import Image
+    from torchvision.datasets import ImageFolder
 
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    if len(names) != classes:
-        raise ValueError(f"{folder} has {len(names)} folders; cifar{classes} has {classes} classes")
-    images, labels = [], []
-    for label, name in enumerate(names):
-        for file in sorted((folder / name).glob("*.png")):
-            with Image.open(file) as image:
-                if image.size != (32, 32):
-                    raise ValueError(f"{file} is {image.width} x {image.height}, not 32 x 32")
-                images.append(np.asarray(image.convert("RGB")))
-            labels.append(label)
-    if not images:
-        raise ValueError(f"{folder} has no CLASS/*.png")
-    return _channels_first(np.stack(images)), torch.tensor(labels)
+    try:
+        found = ImageFolder(str(folder))
+    except FileNotFoundError as error:  # a class without images, or no class
+        raise ValueError(f"{folder} should have CLASS/*.png: {error}") from error
+    if len(found.classes) != classes:
+        count = len(found.classes)
+        raise ValueError(f"{folder} has {count} folders; cifar{classes} has {classes} classes")
+    images = []
+    for file, _ in found.samples:
+        image = found.loader(file)
+        if image.size != (32, 32):
+            raise ValueError(f"{file} is {image.width} x {image.height}, not 32 x 32")
+        images.append(np.asarray(image))
+    return _channels_first(np.stack(images)), torch.tensor(found.targets)
 
 
 def _channels_first(images: np.ndarray) -> Tensor:

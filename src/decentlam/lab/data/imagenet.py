@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from decentlam.lab.data.base import normalized
 from decentlam.lab.data.loading import load_items
@@ -39,9 +39,10 @@ def imagenet(path: str | Path | None = None) -> ImageFolders:
 
 @dataclass(frozen=True, eq=False)
 class ImageFolders:
-    """Trained on with a random crop resized to 224 and a random flip, as He et al. (2015) do.
+    """Files of images; training takes a random crop resized to 224 and a random flip (He et al.,
+    2015).
 
-    Tested on the middle 224 pixels of the image resized to 256.
+    Tests take the middle 224 pixels of the image resized to 256.
     """
 
     name: str
@@ -72,27 +73,17 @@ class ImageFolders:
         return inputs, self.labels[indices]
 
     def test_batches(self, batch: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        items = _TestBatches(self.test_files, self.test_labels, batch)
-        return load_items(items, len(items), workers)
+        count = -(-len(self.test_files) // batch)
+        return load_items(partial(self._test_batch, batch), count, workers)
 
-
-@dataclass(frozen=True, eq=False)
-class _TestBatches(Dataset[tuple[Tensor, Tensor]]):
-    files: np.ndarray
-    labels: Tensor
-    batch: int
-
-    def __len__(self) -> int:
-        return -(-len(self.files) // self.batch)
-
-    def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
+    def _test_batch(self, batch: int, k: int) -> tuple[Tensor, Tensor]:
         from torchvision.transforms import v2
 
         transform = v2.Compose(
             [v2.Resize(256, antialias=True), v2.CenterCrop(224), v2.PILToTensor()]
         )
-        part = slice(item * self.batch, (item + 1) * self.batch)
-        return _decoded(self.files[part], transform), self.labels[part]
+        part = slice(k * batch, (k + 1) * batch)
+        return _decoded(self.test_files[part], transform), self.test_labels[part]
 
 
 def _decoded(files: np.ndarray, transform: Callable[[object], Tensor]) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -30,50 +31,43 @@ def load_batches(
     With `workers` > 0 that many processes load ahead, a whole step each; the values are the same.
     It pays where images are decoded (imagenet). What is in memory is faster without.
     """
-    steps = _Steps(data, batches, tuple(nodes), first_step)
-    return load_items(steps, last_step - first_step, workers)
+    load_step = partial(_load_step, data, batches, nodes, first_step)
+    return load_items(load_step, last_step - first_step, workers)
 
 
-@dataclass(frozen=True, eq=False)
-class _Steps(Dataset[StepBatches]):
-    """A data set whose items are whole steps."""
-
-    data: Source
-    batches: Batches
-    nodes: tuple[int, ...]
-    first_step: int
-
-    def __getitem__(self, item: int) -> StepBatches:
-        step = self.first_step + item
-        return [self.batches.load(self.data, step, node) for node in self.nodes]
+def _load_step(
+    data: Source, batches: Batches, nodes: Sequence[int], first_step: int, k: int
+) -> StepBatches:
+    return [batches.load(data, first_step + k, node) for node in nodes]
 
 
-def load_items(items: Dataset[Item], length: int, workers: int) -> Generator[Item, None, None]:
-    """Load items[0] to items[length - 1] in order; with `workers` > 0 that many processes make
-    them.
+def load_items(
+    load: Callable[[int], Item], count: int, workers: int
+) -> Generator[Item, None, None]:
+    """Yield load(0) to load(count - 1); with `workers` > 0 that many processes call it ahead.
 
     Closing or dropping the generator stops the processes, and so does a failure in one of them,
     which is raised here as it was there.
     """
     if not workers:
-        return (items[k] for k in range(length))
-    return _from_processes(_Outcomes(items, length), workers)
+        return (load(k) for k in range(count))
+    return _from_processes(_Outcomes(load, count), workers)
 
 
 @dataclass(frozen=True, eq=False)
 class _Outcomes(Dataset[Item | Exception], Generic[Item]):
-    """The items, or what went wrong. The loader's own way with exceptions wraps a traceback into
-    the message and leaves the workers running for as long as somebody holds the exception."""
+    """The items, or the exceptions that were raised instead of them. The loader's own handling puts
+    a traceback into the message and keeps the workers alive as long as the exception lives."""
 
-    items: Dataset[Item]
-    length: int
+    load: Callable[[int], Item]
+    count: int
 
     def __len__(self) -> int:
-        return self.length
+        return self.count
 
     def __getitem__(self, k: int) -> Item | Exception:
         try:
-            return self.items[k]
+            return self.load(k)
         except Exception as error:
             return error
 
@@ -100,8 +94,8 @@ def _from_processes(outcomes: _Outcomes[Item], workers: int) -> Generator[Item, 
 
 
 def _ignore_sigterm(worker: int) -> None:
-    """Whoever stops a job may signal all its processes, but the last step needs its data; workers
-    end with the loader, or with the process that they work for."""
+    """Keep a worker alive when a scheduler signals all processes of a job: the last step needs its
+    data. Workers end with the loader, or with the process that they work for."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

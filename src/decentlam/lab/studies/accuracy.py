@@ -65,13 +65,13 @@ def _recipe(cases: Callable[[int, bool, str], Sequence[Case]]) -> Callable[..., 
 
     @wraps(cases)
     def recipe(
-        nodes: int | None = None,
+        nodes: int = 8,
         seed: int = 0,
         quick: bool = False,
         data: str = FASHION,
         data_path: str | None = None,
     ) -> Accuracies:
-        nodes, seeds = 8 if nodes is None else nodes, seeds_from(seed, 2 if quick else 3)
+        seeds = seeds_from(seed, 2 if quick else 3)
         return Accuracies(tuple(cases(nodes, quick, data)), seeds, nodes, data_path=data_path)
 
     return recipe

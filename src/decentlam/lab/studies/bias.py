@@ -59,8 +59,7 @@ class Bias:
     seed: int = 0
 
 
-def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Bias:
-    nodes = 8 if nodes is None else nodes
+def recipe(nodes: int = 8, seed: int = 0, quick: bool = False) -> Bias:
     if nodes < 4:
         raise ValueError(f"bias needs 4 nodes or more, got {nodes}: fewer form a complete graph")
     if not quick:

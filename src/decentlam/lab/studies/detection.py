@@ -45,13 +45,12 @@ class Detectors:
 
 
 def recipe(
-    nodes: int | None = None,
+    nodes: int = 8,
     seed: int = 0,
     quick: bool = False,
     data: str = "bccd",
     data_path: str | None = None,
 ) -> Detectors:
-    nodes = 8 if nodes is None else nodes
     (batch,) = fitting(nodes, 16)
     if quick:
         names = ("bccd-faster-rcnn", "bccd-retinanet")

@@ -42,8 +42,8 @@ class Regression:
     lars_trust: float = 2.0
 
 
-def recipe(nodes: int | None = None, seed: int = 0, quick: bool = False) -> Regression:
-    return Regression(nodes=8 if nodes is None else nodes, seed=seed, steps=480 if quick else 1920)
+def recipe(nodes: int = 8, seed: int = 0, quick: bool = False) -> Regression:
+    return Regression(nodes=nodes, seed=seed, steps=480 if quick else 1920)
 
 
 def run(setting: Regression, tick: Tick = silent) -> list[Record]:

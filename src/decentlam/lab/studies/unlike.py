@@ -28,7 +28,7 @@ RATES = (0.05, 0.1, 0.2, 0.4)
 
 @dataclass(frozen=True)
 class Setting:
-    """What all methods of a row of the table are trained on."""
+    """A row of the table: the problem that all methods are trained on."""
 
     data: str = "fashion-mnist"
     shards: str = "label-sorted"
@@ -90,6 +90,8 @@ def recipe(
     """Without the path of CIFAR-10 the settings with it are left out."""
     if data not in (FASHION, _CIFAR):
         raise ValueError(f"unlike is about {FASHION} and {_CIFAR}; got {data}")
+    if nodes and not quick:
+        raise ValueError("unlike has settings of 8 and of 16 nodes; leave --nodes out")
     if quick:
         small = Setting("digits", batch=128, nodes=nodes or 8, rates=(0.1, 0.4))
         return Unlike((small,), seeds=seeds_from(seed, 2))

@@ -1,7 +1,6 @@
-"""The nodes that the training loop trains: all of them simulated, or the one of this process.
+"""Engines of the training loop: all nodes simulated, or the node of this process.
 
-Both engines have the same attributes and methods. `watch`, `train`, `evaluate`, `mean`, `highest`,
-`save` and `load` are called by all processes of a run.
+Both engines have the same attributes and methods; all processes of a run call them together.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from decentlam.algorithms import Algorithm
@@ -22,7 +20,7 @@ from decentlam.checkpoint import Saving, directory, load_checkpoint, save_checkp
 from decentlam.checkpoint.saving import settle
 from decentlam.data import Change, Deal, Place
 from decentlam.elastic import membership
-from decentlam.errors import CheckpointError, ExchangeError
+from decentlam.errors import CheckpointError
 from decentlam.lab.data import Batches, load_batches
 from decentlam.lab.data.loading import StepBatches
 from decentlam.lab.recipes import Recipe
@@ -38,15 +36,13 @@ from decentlam.topology import Topology
 KEEP = 2  # checkpoints of a run
 
 StepStream = Generator[StepBatches, None, None]
-Survives = tuple[type[Exception], ...]
 
 
 class SimulatedEngine:
-    """All nodes' models in this process."""
+    """Trains the models of all nodes in this process."""
 
-    alone = True  # whether this process decides by itself when to stop
-    writes = True  # whether it writes the run directory
-    survives: Survives = ()  # errors of an evaluation or a checkpoint that the run goes on after
+    writes = True  # whether this process writes the run directory
+    together = ALONE  # the processes that share measurements and stop after the same step
 
     def __init__(self, recipe: Recipe, task: Task, steps_per_epoch: int) -> None:
         self._recipe, self._task = recipe, task
@@ -58,7 +54,7 @@ class SimulatedEngine:
         self._factor = recipe.factor(steps_per_epoch)
         self.num_nodes = recipe.nodes
         self.parameters = self._nodes.x.shape[1]
-        self.step = 0  # how many the run has taken
+        self.step = 0  # steps taken so far
 
     @property
     def lr(self) -> float:
@@ -73,14 +69,15 @@ class SimulatedEngine:
         return {"wait_seconds": 0.0, "bytes_sent": bytes_sent}
 
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
-        """Return what `train` takes, step by step."""
+        """Yield the arguments of `train`, step by step."""
         nodes = range(self.num_nodes)
         return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
-        """Write from here on what `decentlam watch` shows of processes; `unwatch` ends that."""
+        """Start to write what `decentlam watch` shows of this process."""
 
-    def unwatch(self) -> None: ...
+    def close(self) -> None:
+        """Stop what `watch` started."""
 
     def train(self, batches: StepBatches) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
@@ -100,14 +97,6 @@ class SimulatedEngine:
         averaged, *nodes = map(self._task.numbers, outcomes)
         distance = self._nodes.consensus_distance()
         return evaluation_scores(self._task, averaged, nodes, distance)
-
-    def mean(self, values: Sequence[float]) -> list[float]:
-        """Return each value in the mean over all processes."""
-        return list(values)
-
-    def highest(self, values: Sequence[float]) -> list[float]:
-        """Return the highest of each value over all processes."""
-        return list(values)
 
     def save(self, path: Path, meter: Meter) -> Saving:
         settle()
@@ -132,7 +121,7 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class PastMembers:
-    """The members of an elastic run until the checkpoint it began with, and its step."""
+    """The members of an elastic run before the checkpoint that it resumes, and the step of that."""
 
     history: tuple[Change, ...] = ()
     step: int = 0
@@ -152,11 +141,11 @@ def read_past(path: Path) -> PastMembers:
 
 
 class ProcessEngine:
-    """The model of this process's node and its optimizer; the other nodes are other processes.
+    """Trains the model of this process's node; the other nodes are other processes.
 
-    With `past` the run is elastic: nodes come and go, and samples are given out to whoever is
-    there. A new process takes its state from another; checkpoints are for the day that all are
-    gone, and hold how samples were given out.
+    With `past` the run is elastic: nodes come and go, and samples are dealt to the nodes that are
+    there. A new process takes its state from another one; checkpoints are for the case that all
+    have ended, and record how samples were dealt.
     """
 
     def __init__(
@@ -169,7 +158,7 @@ class ProcessEngine:
         if past is None:
             algorithm, topology, _ = recipe.chosen()
             options: dict[str, Any] = {"topology": topology, "stable": "ignore"}
-        else:  # it chooses anew for every number of nodes
+        else:  # the optimizer chooses a stable form for every number of nodes
             algorithm, stable = recipe.algorithm(), cast(Stable, recipe.stable)
             options = {"topology": recipe.topology, "stable": stable, "elastic": True}
             options["model"] = self._model
@@ -185,18 +174,19 @@ class ProcessEngine:
         number = self._network.node if run is None else run.me
         torch.manual_seed(recipe.seed + number)  # of dropout, different on every node
         self._joins = run is not None and run.joins
-        # An elastic run is ended by the process that started it, and survives deaths: the next
-        # step sees to them.
-        self.alone = past is not None or self._network.num_processes == 1
-        self.survives: Survives = () if past is None else (ExchangeError,)
 
     @property
     def _network(self) -> Network:
         return self._optimizer.network
 
     @property
+    def together(self) -> Network:
+        """All processes; in an elastic run this one alone, for others may be dead."""
+        return self._network if self._past is None else ALONE
+
+    @property
     def writes(self) -> bool:
-        """Node 0 does; when that one dies, the next is node 0."""
+        """True on node 0; when it dies, another one becomes node 0."""
         return self._network.node == 0
 
     @property
@@ -205,7 +195,7 @@ class ProcessEngine:
 
     @property
     def step(self) -> int:
-        """Grows by more than 1 where this node was behind when the members changed."""
+        """The steps taken so far; may jump if this node was behind when the members changed."""
         return self._optimizer.place.step
 
     @property
@@ -228,13 +218,13 @@ class ProcessEngine:
     def watch(self, directory: Path, total_steps: int) -> None:
         self._monitor = monitor(self._optimizer, directory, total_steps=total_steps)
 
-    def unwatch(self) -> None:
+    def close(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
 
     def _shared_batches(self, batches: Batches) -> StepStream:
-        """Take batches from one stream for all nodes; none is made ahead, for nobody knows who will
-        be there."""
+        """Yield batches of one stream that all nodes share. None is loaded ahead, because the
+        members of the next step are unknown."""
         stream = Deal(len(self._task.data.labels), batches.batch_per_node)
         while True:
             number = stream.position(self._place) // batches.batch_per_node
@@ -265,8 +255,9 @@ class ProcessEngine:
         return loss
 
     def evaluate(self, workers: int) -> Scores:
-        """Everyone scores its own model on the whole test set, and the averaged one on every n-th
-        batch: in one pass, because images may have to be decoded for it."""
+        """Score the own model on the whole test set, and the averaged one on a share of it.
+
+        Both in one pass, because images may have to be decoded for it."""
         task, network = self._task, self._network
         with self._optimizer.averaged(self._model):
             average = copy.deepcopy(self._model)
@@ -281,26 +272,8 @@ class ProcessEngine:
         distance = self._optimizer.consensus_distance()
         return evaluation_scores(task, task.numbers(averaged), nodes, distance)
 
-    def mean(self, values: Sequence[float]) -> list[float]:
-        sums = self._reduced(values, dist.ReduceOp.SUM)
-        return sums if self.alone else [value / self._network.num_processes for value in sums]
-
-    def highest(self, values: Sequence[float]) -> list[float]:
-        return self._reduced(values, dist.ReduceOp.MAX)
-
-    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-        """Reduce over all processes; in an elastic run of this node alone, for others may be
-        dead."""
-        if self.alone:
-            return list(values)
-        device = self._network.control_device
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
-        with self._network.errors():
-            dist.all_reduce(tensor, how, group=self._network.group)
-        return [float(value) for value in tensor]
-
     def state_dict(self) -> dict[str, Any]:
-        """Return how samples were given out."""
+        """Return how samples were dealt, for a checkpoint."""
         return {"history": [asdict(change) for change in self._place.history]}
 
     def save(self, path: Path, meter: Meter) -> Saving:
@@ -311,7 +284,7 @@ class ProcessEngine:
 
     def load(self, path: Path, meter: Meter) -> None:
         more = {"meter": meter} if self._past is None else {"members": None}
-        if not self._joins:  # else it has the state of another node, which is further
+        if not self._joins:  # a process that joins takes newer state from another node
             load_checkpoint(path, model=self._model, optimizer=self._optimizer, **more)
 
 

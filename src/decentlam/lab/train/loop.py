@@ -1,4 +1,4 @@
-"""The training loop, the same for simulated nodes, for processes, and for processes that die."""
+"""The training loop, the same for simulated nodes, processes and elastic runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from decentlam.errors import NonFiniteError
+from decentlam.errors import ExchangeError, NonFiniteError
 from decentlam.lab.data import Batches
 from decentlam.lab.data.loading import StepBatches
-from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engines import Engine
-from decentlam.lab.train.meter import Meter
-from decentlam.lab.train.records import CHECKPOINT, RunWriter
-from decentlam.lab.train.stop import Agreement
+from decentlam.lab.train.meter import Agreement, Meter
+from decentlam.lab.train.records import CHECKPOINT, RunOptions, RunWriter
 
 
 class DivergenceError(Exception):
@@ -25,31 +23,32 @@ class DivergenceError(Exception):
 
 
 def train_steps(
-    recipe: Recipe,
+    options: RunOptions,
     batches: Batches,
     engine: Engine,
     writer: RunWriter,
     meter: Meter,
-    workers: int,
     asked_to_stop: Callable[[], bool],
 ) -> str:
     """Train to the last step, or until all agree to stop: "finished" or "interrupted"."""
-    steps, per_epoch = writer.steps, writer.steps_per_epoch
-    evaluate_every = max(1, round(recipe.evaluate_every * per_epoch))
-    agreement = Agreement(engine, asked_to_stop)
+    recipe, steps, workers = options.recipe, writer.steps, options.workers
+    evaluate_every = max(1, round(recipe.evaluate_every * writer.steps_per_epoch))
+    agreement = Agreement(engine.together, asked_to_stop)
     checkpoint = writer.directory / CHECKPOINT
+    # In an elastic run the next step recovers from a death during an evaluation or a checkpoint.
+    survived = (ExchangeError,) if options.elastic else ()
     with contextlib.closing(engine.batches(batches, steps, workers)) as source:  # stops workers
         while engine.step < steps:
             lr = engine.lr
             train_step(engine, source, meter)
             done = engine.step  # a node of an elastic run that was behind may have skipped some
             if done % recipe.log_every == 0 or done == steps:
-                values = meter.take(engine.mean)
+                values = meter.take(engine.together)
                 samples = recipe.batch_per_node * engine.num_nodes
                 values["images_per_second"] = samples / values["step_seconds"]
                 writer.write("step", done, lr=lr, nodes=engine.num_nodes, **values)
             if done % evaluate_every == 0 or done == steps:
-                with contextlib.suppress(*engine.survives):
+                with contextlib.suppress(*survived):
                     writer.write("evaluation", done, **engine.evaluate(workers))
                     saving = engine.save(checkpoint, meter)
                     if done == steps:
