@@ -116,12 +116,12 @@ class Topology:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether W equals its transpose at every step."""
+        """True if W equals its transpose at every step."""
         return all(w.same_as(w.transpose()) for w in self._sampled())
 
     @cached_property
     def doubly_stochastic(self) -> bool:
-        """Whether rows and columns of W sum to one at every step: mixing keeps the average."""
+        """True if rows and columns of W sum to one at every step: mixing keeps the average."""
         return all(
             np.allclose(np.bincount(side, w.values, self.num_nodes), 1, atol=1e-9)
             for w in self._sampled()
@@ -130,7 +130,7 @@ class Topology:
 
     @cached_property
     def positive_definite(self) -> bool:
-        """Whether W is symmetric with positive eigenvalues at every step."""
+        """True if W is symmetric with positive eigenvalues at every step."""
         return self.symmetric and all(
             float(spectrum.eigenvalues(w).real.min()) > 1e-12 for w in self._sampled()
         )

@@ -49,7 +49,7 @@ def two_random_matches(n: int, seed: int = 0) -> Topology:
 
 
 def one_peer_exponential(n: int) -> Topology:
-    """In step k node i receives from i - 2^k (mod n): directed, one message.
+    """Node i receives from i - 2^k (mod n) in step k: directed, one message.
 
     If n is a power of two, log2(n) steps give the exact average.
     """
@@ -61,7 +61,7 @@ def one_peer_exponential(n: int) -> Topology:
 
 
 def one_peer_symmetric_exponential(n: int) -> Topology:
-    """In step k odd node i averages with even node i + 2^k - 1 (mod n).
+    """Odd node i averages with even node i + 2^k - 1 (mod n) in step k.
 
     If n is odd, the nodes take turns to rest, and the others are paired as if they were alone.
     """
@@ -78,7 +78,7 @@ def one_peer_symmetric_exponential(n: int) -> Topology:
 
 
 def one_peer_hypercube(n: int) -> Topology:
-    """In step k nodes average if their numbers differ in binary digit k.
+    """Nodes whose numbers differ in binary digit k average in step k.
 
     n must be a power of two. log2(n) steps give the exact average.
     """
