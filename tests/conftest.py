@@ -20,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONGEST = [
     "runtime/test_runtime", "elastic/test_runs", "network/test_heartbeat", "runtime/test_checks",
     "test_optimizer_in_processes", "exchange/test_neighbors", "runtime/test_models",
+    "lab/train/test_run", "lab/commands/test_app", "lab/detection/test_task",
     "runtime/test_nodes", "test_docs_pages", "runtime/test_bucket", "analysis/test_stability",
     "checkpoint/test_run", "launch/test_init", "launch/test_local", "checkpoint/test_all_processes",
     "exchange/test_shared_memory", "exchange/test_rounded", "topology/test_finite",

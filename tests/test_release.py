@@ -32,3 +32,10 @@ def test_the_source_release_has_the_requirements_that_the_makefile_reads() -> No
     included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     read = set(re.findall(r"requirements[a-z-]*\.(?:in|txt)", (ROOT / "Makefile").read_text()))
     assert len(read) == 4 and {f"/{name}" for name in read} <= set(included)
+
+
+def test_the_tests_that_every_python_is_tried_with_are_there() -> None:
+    listed = re.search(r"TESTS = \((.*?)\n\)", (ROOT / "scripts/try_versions.py").read_text(), re.S)
+    assert listed
+    names = re.findall(r'"([^"]+)"', listed[1])
+    assert names and all((ROOT / "tests" / name).exists() for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,29 @@ def test_a_failure_while_messages_travel_is_raised_where_they_are_used() -> None
     with pytest.raises(IndexError):
         arrival.result()
     assert arrival.there()
+
+
+def weighed_by_steps(process_group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """Send after one more step than the node before, and move on before messages are used; return
+    the model as it was sent, as it was then, and after."""
+    node, model, optimizer = start(process_group, "sgd", every="60min", topology="complete")
+    train(optimizer, model, node, range(1 + node))
+    sent = flat(model)
+    optimizer._send()
+    optimizer.inner.step()
+    then = flat(model)
+    optimizer._settle()
+    return sent, then, flat(model)
+
+
+@scenarios.run(weighed_by_steps)
+def test_what_mixing_changes_is_added_to_where_the_node_is_by_then(results: list[Any]) -> None:
+    """The complete graph weighs all alike, and steps 1 to 3 then make it a sixth to a half."""
+    sent = torch.stack([result[0] for result in results])
+    mix = (torch.arange(1, N + 1)[:, None] * sent).sum(0) / 6
+    for own, then, after in results:
+        assert not torch.equal(own, then)
+        assert (after - (then + mix - own)).abs().max() < 1e-12
 
 
 def unequally_fast(process_group: Group) -> tuple[int, int, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The names that options take, read from the source of the tables they stand in.
+"""The valid values of options, read from the source of the tables that hold them.
 
 The command line shows and checks them before it imports torch, which takes seconds. Every table is
 a literal in the source, so its names can be read without running it, and stand nowhere else.

@@ -1,4 +1,4 @@
-"""How far something long is: a line on stderr every ten seconds, with the time that is left."""
+"""Progress of a long command: a line on stderr every ten seconds, with the time left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Progress:
         self._done, self._total, self._doing = done, total, doing
 
     def line(self, now: float | None = None) -> str:
-        """Return how much is done, how long the rest will take at this pace, and what is done."""
+        """Return how much is done, the time left at this pace, and the current item."""
         seconds = (time.monotonic() if now is None else now) - self._begun
         parts = [f"{self._done:,} of {self._total:,}"] if self._total else []
         if self._done > self._first:

@@ -55,33 +55,35 @@ class Recipe:
     A value that does not fit is refused here, before anything is started.
     """
 
-    method: str = _field("decentlam", "What nodes do.", ALGORITHMS)
-    topology: str = _field("ring", "Who talks to whom.", TOPOLOGIES)
+    method: str = _field("decentlam", "The training method.", ALGORITHMS)
+    topology: str = _field("ring", "Which nodes exchange messages.", TOPOLOGIES)
     nodes: int = _field(8, "Number of nodes.")
-    model: str = _field("mlp", "What is trained.", ALL_MODELS)
-    data: str = _field("digits", "On what.", ALL_DATA)
-    data_path: str | None = _field(None, "Where the data is.")
-    shards: str = _field("iid", "How data is split: iid, label-sorted:K or dirichlet:ALPHA.")
-    batch: int = _field(1024, "Samples per step, of all nodes together.")
+    model: str = _field("mlp", "The model to train.", ALL_MODELS)
+    data: str = _field("digits", "The data set to train on.", ALL_DATA)
+    data_path: str | None = _field(None, "The folder of the data set.")
+    shards: str = _field("iid", "How nodes share the data: iid, label-sorted:K or dirichlet:ALPHA.")
+    batch: int = _field(1024, "Samples per step over all nodes.")
     micro_batch: int | None = _field(
-        None, "Samples that a node takes at a time; gradients are added up."
+        None, "Samples per forward pass of a node; gradients are accumulated."
     )
     epochs: float = _field(10.0, "Passes over the training set.")
-    lr: float = _field(0.05, "Learning rate for the whole batch.")
-    momentum: float = _field(0.9, "beta of the method.")
-    weight_decay: float = _field(0.0, "Added to the gradient, times x.")
-    stable: str = _field("auto", "Where momentum on changing weights diverges.", STABLE)
-    hyper: tuple[tuple[str, Any], ...] = _field((), "Of the method, as nesterov=true; repeatable.")
-    schedule: str = _field("constant", "Of the rate.", tuple(SCHEDULES))
-    warmup_epochs: float | None = _field(None, "Length of the warm-up; default: the schedule's.")
-    warmup_from: float = _field(0.0, "Start of the warm-up, as a share of lr.")
-    seed: int = _field(0, "Equal seeds give equal runs.")
-    precision: str = _field("float32", "Of numbers.", PRECISIONS)
-    evaluate_every: float = _field(1.0, "Epochs between evaluations, and checkpoints.")
-    log_every: int = _field(10, "Steps per record.")
-    image_size: int = _field(800, "Detection: pixels of the shorter side of images.")
+    lr: float = _field(0.05, "Learning rate.")
+    momentum: float = _field(0.9, "Momentum coefficient, the beta of the paper.")
+    weight_decay: float = _field(0.0, "Weight decay, as in torch's optimizers.")
+    stable: str = _field("auto", "What to do where the method would diverge.", STABLE)
+    hyper: tuple[tuple[str, Any], ...] = _field(
+        (), "A hyper-parameter of the method, such as nesterov=true; repeatable."
+    )
+    schedule: str = _field("constant", "Learning-rate schedule.", tuple(SCHEDULES))
+    warmup_epochs: float | None = _field(None, "Epochs of warm-up; default: the schedule's.")
+    warmup_from: float = _field(0.0, "Learning rate at the start of the warm-up, as a share of lr.")
+    seed: int = _field(0, "Random seed; equal seeds give equal runs.")
+    precision: str = _field("float32", "Numeric precision.", PRECISIONS)
+    evaluate_every: float = _field(1.0, "Epochs between evaluations and between checkpoints.")
+    log_every: int = _field(10, "Steps between step records.")
+    image_size: int = _field(800, "Detection: shorter side of resized images, in pixels.")
     weights: str | None = _field(
-        None, "Detection: a file that torchvision published, to start from."
+        None, "Detection: a file of pretrained weights, as torchvision publishes them."
     )
 
     def __post_init__(self) -> None:
@@ -148,7 +150,7 @@ class Recipe:
         return _choose(self)
 
     def factor(self, steps_per_epoch: int) -> Callable[[int], float]:
-        """Return what lr is multiplied with, by step."""
+        """Return the factor of lr as a function of the step."""
         return schedules.factor(
             self.schedule, self.epochs, self.warmup_epochs, steps_per_epoch, self.warmup_from
         )
@@ -160,7 +162,7 @@ class Recipe:
         return dataclasses.asdict(self) | {"hyper": [list(pair) for pair in self.hyper]}
 
 
-@lru_cache(maxsize=16)  # the oracle may take seconds, and a run asks more than once
+@lru_cache(maxsize=16)  # computing the growth rate may take seconds, and a run asks more than once
 def _choose(recipe: Recipe) -> tuple[Algorithm, Topology, str | None]:
     from decentlam.analysis import stability
 

@@ -18,7 +18,7 @@ from decentlam.lab.values import Record, explained, plain, show
 
 
 class Commands(TyperGroup):
-    """Turns what a user can cause into one line and an exit code, without a traceback."""
+    """A command group that prints errors of the user in one line, without a traceback."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
@@ -109,7 +109,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Any:
 
 
 def unknown(kind: str, value: str, names: Sequence[str]) -> str:
-    """Return what to say of a name that does not exist: the nearest one, and all there are."""
+    """Return the error for a name that does not exist, with the nearest one and all valid ones."""
     near = difflib.get_close_matches(value, names, 1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {value!r}; {meant}choose from {', '.join(names)}"

@@ -10,7 +10,7 @@ from typing import Any
 from decentlam.errors import CheckpointError, ExchangeError, LaunchError
 
 Record = dict[str, Any]  # plain JSON values
-Tick = Callable[[int, int, str], None]  # (done, total, what), for progress bars
+Tick = Callable[[int, int, str], None]  # (done, total, what), for the progress line
 
 
 def plain(value: Any) -> Any:
@@ -40,8 +40,7 @@ def show(value: Any) -> str:
 
 
 def explained(error: BaseException | None) -> str | None:
-    """Return a line about an error that a run can end with and that is no bug; None about
-    others."""
+    """Return a one-line explanation of an error that is no bug of ours; None for other errors."""
     text = " ".join(str(error).split())
     memory = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
     if memory or "can't allocate memory" in text:

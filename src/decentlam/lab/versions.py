@@ -1,4 +1,4 @@
-"""What ran: the versions that a study or a training run writes down."""
+"""The versions of code and libraries that a study or a training run records."""
 
 from __future__ import annotations
 

@@ -262,8 +262,8 @@ class LocalSteps(Optimizer, Joinable):
         for group, total in zip(self._averaging.param_groups, self._rates, strict=True):
             group["lr"] = total if self._outer_lr is None else self._outer_lr
         runtime = self.runtime
-        if self.delay > 0:
-            for bucket in runtime.buckets:
+        for bucket in runtime.buckets:
+            if "sent" in bucket.state:  # the node moves on while messages travel
                 bucket.state["sent"].copy_(bucket.shard_x)
         runtime.begin(absent)
         counted = None if self._seconds is None else self._since

@@ -1,4 +1,4 @@
-"""Data: images to classify, text to read on, how they are sharded, which batch is taken when."""
+"""Data sets of images and text, their shards, and the order of batches."""
 
 from __future__ import annotations
 

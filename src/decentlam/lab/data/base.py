@@ -1,4 +1,4 @@
-"""What a data set offers to training: batches by index, labels to shard by, a test set."""
+"""The interface of a data set: batches by index, labels to shard by, a test set."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ def normalized(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
 
 @cache
 def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Return both as (C, 1, 1). Kept, for making them takes as long as normalizing a small
-    batch."""
+    """Return both as (C, 1, 1); cached, because making them takes as long as a small batch."""
     scale = torch.tensor([1 / (255 * s) for s in std])
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
     return scale.view(-1, 1, 1), shift.view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Which samples a node takes at a step: a pure function of the seed, the step and the shard."""
+"""The samples of a node at a step, a pure function of the seed, the step and the shard."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Batches:
         return data.train_batch(self.indices(step, node), self.generator(step, node))
 
     def generator(self, step: int, node: int) -> torch.Generator:
-        """Return a generator of its own for the augmentation of this batch."""
+        """Return the random generator for the augmentation of this batch."""
         (seed,) = np.random.SeedSequence([_AUGMENTATION, self.seed, step, node]).generate_state(1)
         return torch.Generator().manual_seed(int(seed))
 

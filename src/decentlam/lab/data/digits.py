@@ -14,7 +14,7 @@ MEAN, STD = 4.8861, 6.0179  # of the training pixels, which are whole numbers fr
 
 
 def digits(path: str | Path | None = None) -> InMemory:
-    """Split the digits, each in proportion and always alike; there is no path to read from."""
+    """Return the digits in a fixed, stratified split; there is no path to read from."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

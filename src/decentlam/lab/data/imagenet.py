@@ -39,9 +39,10 @@ def imagenet(path: str | Path | None = None) -> ImageFolders:
 
 @dataclass(frozen=True, eq=False)
 class ImageFolders:
-    """Trained on with a random crop resized to 224 and a random flip, as He et al. (2015) do.
+    """Files of images; training takes a random crop resized to 224 and a random flip (He et al.,
+    2015).
 
-    Tested on the middle 224 pixels of the image resized to 256.
+    Tests take the middle 224 pixels of the image resized to 256.
     """
 
     name: str

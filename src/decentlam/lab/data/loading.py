@@ -56,8 +56,8 @@ def load_items(
 
 @dataclass(frozen=True, eq=False)
 class _Outcomes(Dataset[Item | Exception], Generic[Item]):
-    """The items, or what went wrong. The loader's own way with exceptions wraps a traceback into
-    the message and leaves the workers running for as long as somebody holds the exception."""
+    """The items, or the exceptions that were raised instead of them. The loader's own handling puts
+    a traceback into the message and keeps the workers alive as long as the exception lives."""
 
     load: Callable[[int], Item]
     count: int
@@ -94,8 +94,8 @@ def _from_processes(outcomes: _Outcomes[Item], workers: int) -> Generator[Item, 
 
 
 def _ignore_sigterm(worker: int) -> None:
-    """Whoever stops a job may signal all its processes, but the last step needs its data; workers
-    end with the loader, or with the process that they work for."""
+    """Keep a worker alive when a scheduler signals all processes of a job: the last step needs its
+    data. Workers end with the loader, or with the process that they work for."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -58,11 +58,9 @@ class InMemory:
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Shift each image by up to `padding` pixels each way, zeros moving in, and mirror half of
-    them.
+    """Pad with zeros, crop at random to the old size, and flip with probability 1/2.
 
-    The usual augmentation of CIFAR: pad by 4, crop at random to the old size, flip with
-    probability 1/2. Zeros are black: the padding comes before the normalization.
+    The usual augmentation of CIFAR. Zeros are black: the padding comes before the normalization.
     """
     count, _, height, width = images.shape
     padded = F.pad(images, (padding, padding, padding, padding))

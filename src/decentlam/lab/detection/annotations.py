@@ -1,4 +1,4 @@
-"""One annotated image, and which of its boxes can be."""
+"""An annotated image, and the checks that its boxes must pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-_ROUNDING = 0.5  # pixels by which an annotation may stick out of its image: it is cut off
+_ROUNDING = 0.5  # pixels by which a box may extend beyond its image; it is clipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class AnnotatedImage:
 
     @property
     def main_label(self) -> int:
-        """The commonest label, of equal ones the lowest; 0 without boxes."""
+        """The most frequent label (the lowest of equally frequent ones); 0 without boxes."""
         return int(np.bincount(self.labels).argmax()) if len(self.labels) else 0
 
 
@@ -41,7 +41,7 @@ class Box:
     area: float | None = None
 
     def problem(self, width: int, height: int) -> str | None:
-        """Return why an image of this size cannot have the box, if it cannot."""
+        """Return why the box is invalid in an image of this size, or None."""
         x1, y1, x2, y2 = self.corners
         words = ", ".join(f"{value:g}" for value in self.corners)
         if not all(map(math.isfinite, self.corners)):
@@ -56,7 +56,7 @@ class Box:
 def annotate(
     file: Path, width: int, height: int, boxes: Sequence[Box], skipped: list[str]
 ) -> AnnotatedImage:
-    """Return the image with those of its boxes that can be; add the others to `skipped`."""
+    """Return the image with its valid boxes; add the reasons against the others to `skipped`."""
     problems = [box.problem(width, height) for box in boxes]
     skipped += filter(None, problems)
     boxes = [box for box, problem in zip(boxes, problems, strict=True) if problem is None]
@@ -76,7 +76,7 @@ def annotate(
 
 
 def check_image(file: Path, width: int, height: int, where: str) -> None:
-    """Refuse a file that is missing, no image, or of another size than `where` says."""
+    """Raise a ValueError if the file is missing, no image, or of another size than stated."""
     from PIL import Image
 
     if not file.is_file():

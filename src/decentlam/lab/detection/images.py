@@ -1,4 +1,4 @@
-"""A training and a test set of annotated images: what a batch of them is."""
+"""Training and test sets of annotated images, and the batches that are made of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DetectionBatch:
 
 @dataclass(frozen=True, eq=False)
 class TestBatch:
-    """Images of the test set: which ones, and the factors that their sides were resized by."""
+    """Some test images, their indices in the test set, and the factors they were resized by."""
 
     images: list[Tensor]
     indices: list[int]
@@ -53,9 +53,9 @@ class TestBatch:
 
 @dataclass(frozen=True, eq=False)
 class DetectionData:
-    """Resized so that the shorter side is `image_size`, the longer at most 5/3 of that.
+    """Annotated images, resized to a shorter side of `image_size` and at most 5/3 of that.
 
-    Trained on with random flips. Images without boxes count like all others.
+    Training batches are flipped at random. Images without boxes are trained on, too.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DetectionData:
 
     @property
     def classes(self) -> int:
-        """Labels there may be, the background included; COCO's ids have gaps."""
+        """The number of labels, including the background and the gaps in COCO's ids."""
         return max(self.names) + 1
 
     @property
@@ -78,17 +78,17 @@ class DetectionData:
 
     @property
     def shared(self) -> int:
-        """Test images that are training images too."""
+        """The number of test images that are training images, too."""
         return len({image.file for image in self.test} & {image.file for image in self.train})
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> DetectionBatch:
-        mirrored = torch.randint(2, (len(indices),), generator=generator).bool().tolist()
+        flipped = torch.randint(2, (len(indices),), generator=generator).bool().tolist()
         seed = int(torch.randint(2**31, (), generator=generator))
         images, targets = [], []
-        for k, mirror in zip(indices.tolist(), mirrored, strict=True):
+        for k, flip in zip(indices.tolist(), flipped, strict=True):
             image = self.pixels(self.train[k])
             target = self._target(self.train[k], image)
-            if mirror:
+            if flip:
                 image = image.flip(2)
                 boxes = target["boxes"]
                 target["boxes"] = boxes[:, [2, 1, 0, 3]].mul_(boxes.new_tensor([-1.0, 1, -1, 1]))
@@ -98,7 +98,7 @@ class DetectionData:
         return DetectionBatch(images, targets, seed)
 
     def test_batches(self, workers: int = 0) -> Iterator[TestBatch]:
-        """Return the test set in order, never mirrored."""
+        """Yield the test set in order, never flipped."""
         pixels = max(1, round(LONGEST * self.image_size**2))
         batch = max(1, min(16, _TEST_PIXELS // pixels))
         count = -(-len(self.test) // batch)
@@ -114,7 +114,7 @@ class DetectionData:
         return TestBatch([pixels.float() / 255 for pixels in images], indices, scales)
 
     def pixels(self, image: AnnotatedImage) -> Tensor:
-        """Return (3, h, w) bytes, resized."""
+        """Return the resized image, (3, h, w) uint8."""
         if image in self._kept:
             return self._kept[image]
         decoded = _decoded(image, resized(image, self.image_size))

@@ -1,4 +1,4 @@
-"""What a detector finds in the test images, and its scores: COCO's, by pycocotools."""
+"""A detector's detections on the test images, and COCO's scores of them by pycocotools."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAIN = "ap50"
 _COCO = ("ap", MAIN, "ap75", "ap_small", "ap_medium", "ap_large")  # in the order of COCOeval.stats
 
 Scores = dict[str, float | None]
-# A place in the test set, and what was found there: x1, y1, x2, y2 in the image's own pixels,
+# An index of the test set, and what was detected there: x1, y1, x2, y2 in the image's own pixels,
 # label and score. Plain values, which processes can send each other.
 Detections = tuple[int, list[list[float]]]
 
 
 def from_output(image: int, output: dict[str, Tensor], scale: tuple[float, float]) -> Detections:
-    """Return what torchvision's detectors return for an image that was resized by `scale`."""
+    """Convert the output of a torchvision detector to the pixels of the image before resizing."""
     boxes = output["boxes"].double().cpu().numpy() / np.array([*scale, *scale])
     labels, scores = (output[key].double().cpu().numpy() for key in ("labels", "scores"))
     rows = np.column_stack([boxes, labels, scores])
@@ -41,8 +41,8 @@ def score(
     from pycocotools.cocoeval import COCOeval
 
     found = sorted(detections, key=lambda one: one[0])
-    looked_at = [image for image, _ in found]
-    assert looked_at == list(range(len(images))), f"{len(images)} test images, but {looked_at}"
+    indices = [image for image, _ in found]
+    assert indices == list(range(len(images))), f"{len(images)} test images, but {indices}"
     truth = [
         _entry(at, label, *box) | {"area": float(area), "iscrowd": int(ignored)}
         for at, image in enumerate(images)

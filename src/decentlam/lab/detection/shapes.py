@@ -12,7 +12,7 @@ CLASSES = ("disc", "square")
 
 
 def draw_shapes(folder: Path, train: int, test: int, width: int = 64, height: int = 48) -> Path:
-    """Write the images, unless they are there; the same ones every time.
+    """Write made-up images and their annotations, the same ones every time.
 
     Every fifth image is upright, and the last of each part is empty.
     """

@@ -19,7 +19,7 @@ from decentlam.lab.train.tasks import Numerics, Outcome
 
 @dataclass(frozen=True, eq=False)
 class Detection:
-    """A `Task`."""
+    """The `Task` of object detection."""
 
     recipe: Recipe
     data: DetectionData
@@ -61,8 +61,8 @@ class Detection:
         )
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> Tensor:
-        """Return the sum of the detector's losses. What it draws depends on the batch alone, so
-        that simulated and real nodes draw the same."""
+        """Return the sum of the detector's losses. Its random choices are seeded by the batch, so
+        that simulated and real nodes make the same."""
         images = [self.numerics.inputs(image) for image in batch.images]
         targets = [
             {

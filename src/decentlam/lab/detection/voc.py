@@ -16,7 +16,7 @@ VOC_CLASSES = (
     *("train", "tvmonitor"),
 )
 BCCD_CLASSES = ("RBC", "WBC", "Platelets")
-CLASSES_FILE = "classes.txt"  # of a folder of one's own: a class per line
+CLASSES_FILE = "classes.txt"  # in a folder with classes of its own, one per line
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 

@@ -1,4 +1,4 @@
-"""The ways to train that are timed side by side: and how each is built."""
+"""The ways to train that are timed side by side, and how each is built."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Steps(Protocol):
 
 
 class Training:
-    """One iteration per call, with the seconds in step() and spent waiting there."""
+    """A training loop body; counts the seconds in `step()` and those spent waiting there."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Training:
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds that our optimizers waited for messages; the others do not tell."""
+        """The seconds that our optimizers waited for messages; 0 for all others."""
         if isinstance(self.optimizer, DecentralizedOptimizer | decentlam.LocalSteps):
             return self.optimizer.statistics.total_wait_seconds
         return 0.0
@@ -95,7 +95,7 @@ def _ddp(hook: Any = None, **options: Any) -> Build:
 
 
 def _ours(cls: Any, topology: str, **options: Any) -> Build:
-    """Build an optimizer as it is named: another stable form is never chosen for it."""
+    """Build an optimizer exactly as named; no other stable form is chosen for it."""
 
     def build(model: nn.Module, loss: Loss, inner: Inner) -> Training:
         chosen = {"lr": LR, "momentum": MOMENTUM, "stable": "refuse", **options}
@@ -112,7 +112,7 @@ def _adamw(**options: Any) -> Build:
 
 
 def _readme(**options: Any) -> Build:
-    """Build DecentLaM as somebody writes it who reads nothing but the README."""
+    """Build DecentLaM with the arguments that the README shows."""
 
     def build(model: nn.Module, loss: Loss, inner: Inner) -> Training:
         optimizer = decentlam.DecentLaM(model.parameters(), lr=LR, momentum=0.9, **options)

@@ -145,7 +145,7 @@ def run_on(
 def _python(host: Host, directory: Path) -> str:
     """Write a program that runs this Python on the host; return its path."""
     path = directory / host.namespace
-    # torch misses a name server, which nobody needs here.
+    # Hides torch's warning that there is no name server, which nothing here needs.
     command = ["env", "TORCH_CPP_LOG_LEVEL=ERROR", *host.command([sys.executable])]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o700)
@@ -185,7 +185,7 @@ def _limit(device: str, rate: float) -> tuple[str, ...]:
 
 def _remove(namespaces: list[str]) -> None:
     """End the processes of the namespaces and delete them; they need not exist."""
-    with _undisturbed():
+    with _signals_blocked():
         for name in namespaces:
             found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
             for pid in found.stdout.split():
@@ -210,10 +210,10 @@ def _run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Make a second Ctrl-C wait until everything has been removed."""
-    impatient = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, impatient)
+def _signals_blocked() -> Iterator[None]:
+    """Delay a second Ctrl-C until everything has been removed."""
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

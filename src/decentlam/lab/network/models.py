@@ -1,4 +1,4 @@
-"""What is trained while it is timed: real models, and one whose layers sleep instead of compute."""
+"""Models to time: real ones, and one whose layers sleep instead of computing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ MODELS: dict[str, TimedModel] = {
 
 
 class _Sleep(torch.autograd.Function):
-    """The identity, and a nap each way: the CPU stays free, as if a GPU did the work."""
+    """The identity, which sleeps in forward and backward: the CPU stays free, as beside a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: float, back: float) -> Tensor:
@@ -88,9 +88,9 @@ class _Sleep(torch.autograd.Function):
 
 
 class SleepingLayer(nn.Module):
-    """x + weight[0], and so long a nap in forward and in backward.
+    """x + weight[0], which sleeps in forward and in backward.
 
-    Its gradient is complete when its nap in backward is over, before the layer below starts.
+    Its gradient is complete when it has slept in backward, before the layer below starts.
     """
 
     def __init__(self, parameters: int, there: float, back: float) -> None:

@@ -1,4 +1,4 @@
-"""What timings say: ratios to DDP in the same round, where the time goes."""
+"""Summaries of timings: ratios to DDP in the same round, and where the time goes."""
 
 from __future__ import annotations
 

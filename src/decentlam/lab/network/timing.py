@@ -34,7 +34,7 @@ class Benchmark:
     compute: str = "real"  # or "sleep:300", in milliseconds per iteration
     rounds: int = 3
     iterations: int = 8
-    straggler_ms: float = 0.0  # one node per step, drawn at random, is late by so much
+    straggler_ms: float = 0.0  # delay of one node per step, drawn at random
     only: tuple[str, ...] = ()  # contenders; none are all
     optimizer: str = "sgd"  # what torch trains with; "adamw" has contenders of its own
     seed: int = 0
@@ -159,7 +159,7 @@ def _time_one(
     _wait_until_quiet(interface)  # the next one must not share the wire with what is still sent
     del training, model, loss
     gc.collect()
-    gc.freeze()  # what is left are modules: no need to search them again
+    gc.freeze()  # what is left are modules, which need no further collection
     step, wait, cpu, sent_each = _mean([s / benchmark.iterations for s in spent]).tolist()
     return {
         "seconds": middle(_mean(times).tolist()),

@@ -31,11 +31,11 @@ def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
     processes = nodes.of_this_run(processes, runs[0].info)
     scripted = bool(processes) and not runs[0].steps
     settings = collect(runs)
-    several = [run for run in runs if run.status == "diverged"]
+    diverged = [run for run in runs if run.status == "diverged"]
     notes = [f"{run.directory.name}: {note}." for run in runs for note in run.notes]
-    if several:
+    if diverged:
         count = counted(len(runs), "run")
-        notes.insert(0, f"{len(several)} of {count} diverged: shown, but in no average.")
+        notes.insert(0, f"{len(diverged)} of {count} diverged: shown, but in no average.")
     charts = curves.charts(settings)
     if processes:
         per_epoch = 1.0 if scripted else number(runs[0].info.get("steps_per_epoch")) or 1.0

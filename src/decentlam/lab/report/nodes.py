@@ -1,5 +1,5 @@
-"""What the processes of a run say of themselves: the records of `decentlam.monitor`, read as they
-are written, and what the page shows of them now."""
+"""The records that processes write with `decentlam.monitor`, read while they are written, and the
+current state of the run that the page shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_RECORDS = 2000  # of a process; beyond, every second one is forgotten
 _MOST_POINTS = 200  # of a curve
 _MOST_BYTES = 2**26  # read of a file at a time
 _QUIET_SECONDS = 10.0  # without a record, while others write: the process is lost
-_MOST_NODES = 1024  # processes that are looked at
+_MOST_NODES = 1024  # processes that are read
 _NUMBERS = (
     "step_seconds",
     "lr",

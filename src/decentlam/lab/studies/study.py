@@ -32,7 +32,7 @@ class Study:
     table: Callable[[Sequence[Record]], list[Record]]
     notes: Callable[[Any, Sequence[Record]], list[str]]
     figures: Callable[[Sequence[Record]], Mapping[str, Figure]] = lambda records: {}
-    resumable: bool = False  # keeps its parts in the directory, and continues from what is there
+    resumable: bool = False  # keeps finished runs in the directory, and continues from there
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Result:
 
 
 def silent(done: int, total: int, what: str) -> None:
-    """Take no notice of progress."""
+    """Ignore progress."""
 
 
 def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> Result:
     """Run the study and write recipe.json, records.jsonl, table.md and the figures."""
-    directory.mkdir(parents=True, exist_ok=True)  # first: a run must not end at a read-only disk
+    directory.mkdir(parents=True, exist_ok=True)  # an error here costs no run
     try:
         where = {"directory": directory} if study.resumable else {}
         records = study.run(recipe, tick, **where)

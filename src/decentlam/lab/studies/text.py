@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class TextStudy:
-    """The problems, where their text is from, and the seeds of the methods that lead."""
+    """The problems, where their text is from, and the seeds."""
 
     problems: tuple[tuple[Problem, tuple[str, ...]], ...]  # each with its methods
     sources: tuple[tuple[str, str | None], ...]  # data and path, groups are taken from each in turn
@@ -109,12 +109,12 @@ def run(setting: TextStudy, tick: Tick = silent, directory: Path = Path()) -> li
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are too small for more
     try:
-        for leads, (problem, methods) in product((True, False), setting.problems):
+        for several_seeds, (problem, methods) in product((True, False), setting.problems):
             rates = {}
-            for method in (m for m in methods if METHODS[m].leads is leads):
+            for method in (m for m in methods if METHODS[m].several_seeds is several_seeds):
                 rates[method] = _search(setting.rates, partial(loss_of, problem, method, first))
                 searched += 1
-            for seed, method in product(others if leads else (), rates):
+            for seed, method in product(others if several_seeds else (), rates):
                 for lr in rates[method]:
                     loss_of(problem, method, seed, lr)
     finally:
@@ -136,7 +136,7 @@ def _search(rates: Sequence[float], loss: Callable[[float], float]) -> list[floa
     for way in (1, -1):
         while 0 <= place + way < len(rates) and lower(place + way, than=place):
             place += way
-    lower(place, than=place)  # which is the only one if there is one
+    lower(place, than=place)  # tries the middle rate even if it is the only one
     return sorted(tried, key=lambda rate: tried[rate])[:2]
 
 

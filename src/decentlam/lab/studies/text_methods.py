@@ -199,14 +199,14 @@ def in_8_bits(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the picture."""
+    """A method of the study, and how its line is drawn."""
 
     title: str
     moves: Callable[..., Moves]
     color: str
     marker: str
-    leads: bool = False  # has more than one seed
-    text: bool = True  # else on the digits only
+    several_seeds: bool = False
+    text: bool = True  # False: trained on the digits only
     topology: str = "bipartite-random-match"
 
     def start(self, x: Tensor, layers: Sequence[slice], seed: int) -> Moves:
@@ -228,23 +228,23 @@ _LOCAL, _DILOCO, _NOLOCO = (
 )
 _HALF = partial(every_step, message_dtype=torch.float16)
 METHODS: dict[str, Method] = {
-    "all-reduce": Method("all-reduce AdamW (DDP)", all_reduce, "#000000", "s", leads=True),
+    "all-reduce": Method("all-reduce AdamW (DDP)", all_reduce, "#000000", "s", several_seeds=True),
     "all-reduce-bf16": Method(
         "the same, bf16 gradients", partial(all_reduce, bf16=True), "#777777", "P"
     ),
     "decent-dp": Method("decent-dp's form", adapt_while_communicating, "#882255", "D"),
     "gossip": Method("gossip AdamW", gossip, "#CC6677", "^"),
-    "adamw": Method("AdamW, one peer", every_step, "#88CCEE", "o", leads=True),
+    "adamw": Method("AdamW, one peer", every_step, "#88CCEE", "o", several_seeds=True),
     "adamw-two": Method(
         *("AdamW, two peers, float16", _HALF, "#332288", "h"),
-        leads=True,
+        several_seeds=True,
         topology="two-random-matches",
     ),
-    "local-4": _LOCAL(4, "#44AA99", "v", leads=True),
-    "local-16": _LOCAL(16, "#117733", "<", leads=True),
+    "local-4": _LOCAL(4, "#44AA99", "v", several_seeds=True),
+    "local-16": _LOCAL(16, "#117733", "<", several_seeds=True),
     "local-64": _LOCAL(64, "#999933", ">"),
-    "diloco-16": _DILOCO(16, "#DDAA33", "X", leads=True),
-    "noloco-16": _NOLOCO(16, "#AA4499", "d", leads=True),
-    "diloco-4": _DILOCO(4, "#DDAA33", "*", leads=True, text=False),
-    "noloco-4": _NOLOCO(4, "#AA4499", "1", leads=True, text=False),
+    "diloco-16": _DILOCO(16, "#DDAA33", "X", several_seeds=True),
+    "noloco-16": _NOLOCO(16, "#AA4499", "d", several_seeds=True),
+    "diloco-4": _DILOCO(4, "#DDAA33", "*", several_seeds=True, text=False),
+    "noloco-4": _NOLOCO(4, "#AA4499", "1", several_seeds=True, text=False),
 }

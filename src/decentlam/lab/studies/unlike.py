@@ -28,7 +28,7 @@ RATES = (0.05, 0.1, 0.2, 0.4)
 
 @dataclass(frozen=True)
 class Setting:
-    """The data and schedule on which all methods of a row of the table are trained."""
+    """A row of the table: the problem that all methods are trained on."""
 
     data: str = "fashion-mnist"
     shards: str = "label-sorted"

@@ -24,7 +24,7 @@ Sums = list[float]  # over the samples of a test batch: loss, top-1 hits, top-5 
 
 @dataclass(frozen=True, eq=False)
 class Classification:
-    """A `Task`."""
+    """The `Task` of classifying images, or the next byte of a text."""
 
     recipe: Recipe
     data: Data

@@ -1,4 +1,4 @@
-"""The nodes that the training loop trains: all of them simulated, or the one of this process.
+"""Engines of the training loop: all nodes simulated, or the node of this process.
 
 Both engines have the same attributes and methods; all processes of a run call them together.
 """
@@ -39,7 +39,7 @@ StepStream = Generator[StepBatches, None, None]
 
 
 class SimulatedEngine:
-    """All nodes' models in this process."""
+    """Trains the models of all nodes in this process."""
 
     writes = True  # whether this process writes the run directory
     together = ALONE  # the processes that share measurements and stop after the same step
@@ -54,7 +54,7 @@ class SimulatedEngine:
         self._factor = recipe.factor(steps_per_epoch)
         self.num_nodes = recipe.nodes
         self.parameters = self._nodes.x.shape[1]
-        self.step = 0  # how many the run has taken
+        self.step = 0  # steps taken so far
 
     @property
     def lr(self) -> float:
@@ -69,15 +69,15 @@ class SimulatedEngine:
         return {"wait_seconds": 0.0, "bytes_sent": bytes_sent}
 
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
-        """Return what `train` takes, step by step."""
+        """Yield the arguments of `train`, step by step."""
         nodes = range(self.num_nodes)
         return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
-        """Write from here on what `decentlam watch` shows of processes."""
+        """Start to write what `decentlam watch` shows of this process."""
 
     def close(self) -> None:
-        """End what `watch` began."""
+        """Stop what `watch` started."""
 
     def train(self, batches: StepBatches) -> Tensor:
         """Take a step on a batch for each node; return the losses before it, (nodes,)."""
@@ -121,7 +121,7 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class PastMembers:
-    """The members of an elastic run until the checkpoint it began with, and its step."""
+    """The members of an elastic run before the checkpoint that it resumes, and the step of that."""
 
     history: tuple[Change, ...] = ()
     step: int = 0
@@ -141,11 +141,11 @@ def read_past(path: Path) -> PastMembers:
 
 
 class ProcessEngine:
-    """The model of this process's node and its optimizer; the other nodes are other processes.
+    """Trains the model of this process's node; the other nodes are other processes.
 
-    With `past` the run is elastic: nodes come and go, and samples are given out to whoever is
-    there. A new process takes its state from another; checkpoints are for the day that all are
-    gone, and hold how samples were given out.
+    With `past` the run is elastic: nodes come and go, and samples are dealt to the nodes that are
+    there. A new process takes its state from another one; checkpoints are for the case that all
+    have ended, and record how samples were dealt.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ProcessEngine:
         if past is None:
             algorithm, topology, _ = recipe.chosen()
             options: dict[str, Any] = {"topology": topology, "stable": "ignore"}
-        else:  # it chooses anew for every number of nodes
+        else:  # the optimizer chooses a stable form for every number of nodes
             algorithm, stable = recipe.algorithm(), cast(Stable, recipe.stable)
             options = {"topology": recipe.topology, "stable": stable, "elastic": True}
             options["model"] = self._model
@@ -186,7 +186,7 @@ class ProcessEngine:
 
     @property
     def writes(self) -> bool:
-        """Node 0 does; when that one dies, the next is node 0."""
+        """True on node 0; when it dies, another one becomes node 0."""
         return self._network.node == 0
 
     @property
@@ -195,7 +195,7 @@ class ProcessEngine:
 
     @property
     def step(self) -> int:
-        """Grows by more than 1 where this node was behind when the members changed."""
+        """The steps taken so far; may jump if this node was behind when the members changed."""
         return self._optimizer.place.step
 
     @property
@@ -223,8 +223,8 @@ class ProcessEngine:
             self._monitor.close()
 
     def _shared_batches(self, batches: Batches) -> StepStream:
-        """Take batches from one stream for all nodes; none is made ahead, for nobody knows who will
-        be there."""
+        """Yield batches of one stream that all nodes share. None is loaded ahead, because the
+        members of the next step are unknown."""
         stream = Deal(len(self._task.data.labels), batches.batch_per_node)
         while True:
             number = stream.position(self._place) // batches.batch_per_node
@@ -255,8 +255,9 @@ class ProcessEngine:
         return loss
 
     def evaluate(self, workers: int) -> Scores:
-        """Everyone scores its own model on the whole test set, and the averaged one on every n-th
-        batch: in one pass, because images may have to be decoded for it."""
+        """Score the own model on the whole test set, and the averaged one on a share of it.
+
+        Both in one pass, because images may have to be decoded for it."""
         task, network = self._task, self._network
         with self._optimizer.averaged(self._model):
             average = copy.deepcopy(self._model)
@@ -272,7 +273,7 @@ class ProcessEngine:
         return evaluation_scores(task, task.numbers(averaged), nodes, distance)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how samples were given out."""
+        """Return how samples were dealt, for a checkpoint."""
         return {"history": [asdict(change) for change in self._place.history]}
 
     def save(self, path: Path, meter: Meter) -> Saving:
@@ -283,7 +284,7 @@ class ProcessEngine:
 
     def load(self, path: Path, meter: Meter) -> None:
         more = {"meter": meter} if self._past is None else {"members": None}
-        if not self._joins:  # else it has the state of another node, which is further
+        if not self._joins:  # a process that joins takes newer state from another node
             load_checkpoint(path, model=self._model, optimizer=self._optimizer, **more)
 
 

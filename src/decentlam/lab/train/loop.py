@@ -1,4 +1,4 @@
-"""The training loop, the same for simulated nodes, for processes, and for processes that die."""
+"""The training loop, the same for simulated nodes, processes and elastic runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train_steps(
     evaluate_every = max(1, round(recipe.evaluate_every * writer.steps_per_epoch))
     agreement = Agreement(engine.together, asked_to_stop)
     checkpoint = writer.directory / CHECKPOINT
-    # The next step of an elastic run sees to a death during an evaluation or a checkpoint.
+    # In an elastic run the next step recovers from a death during an evaluation or a checkpoint.
     survived = (ExchangeError,) if options.elastic else ()
     with contextlib.closing(engine.batches(batches, steps, workers)) as source:  # stops workers
         while engine.step < steps:

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other between steps: measurements, and when to stop."""
+"""Measurements of a run, and the agreement of its processes on when to stop."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def all_reduced(
 
 
 class Meter:
-    """Sums over steps of this process. It is part of a checkpoint, so that the record around an
-    interruption is the one there would have been without it."""
+    """Sums of measurements since the last step record. They are part of a checkpoint, so that a
+    resumed run writes the same records as an uninterrupted one."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -40,7 +40,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Return how long the run has taken, interruptions left out."""
+        """The seconds that the run has taken, without interruptions."""
         return self._before + time.perf_counter() - self._begun
 
     def add(self, losses: Tensor, **values: float) -> None:

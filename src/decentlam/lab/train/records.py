@@ -50,7 +50,7 @@ class RunOptions:
 
 @contextlib.contextmanager
 def claimed(options: RunOptions) -> Iterator[None]:
-    """Check the directory and keep other runs out of it; a lock ends with its process."""
+    """Check the directory and lock it against other runs; the lock ends with its process."""
     directory = options.directory
     if options.resume:
         check(options)  # before a directory is made
@@ -67,7 +67,7 @@ def claimed(options: RunOptions) -> Iterator[None]:
             check(options)
             yield
     finally:
-        if not (directory / RUN).exists():  # it came to nothing
+        if not (directory / RUN).exists():  # the run did not start
             with contextlib.suppress(OSError):
                 lock.unlink()
                 directory.rmdir()
@@ -109,7 +109,7 @@ def read_recipe(directory: Path) -> tuple[Recipe, bool]:
 
 
 def check(options: RunOptions) -> None:
-    """Refuse to write over another run, to resume one with another recipe, or from nothing."""
+    """Raise a ValueError rather than overwrite a run, or resume another one or none."""
     directory = options.directory
     saved = find(directory / CHECKPOINT) is not None
     if not options.resume:
@@ -139,7 +139,7 @@ def check(options: RunOptions) -> None:
 def describe(
     options: RunOptions, parameters: int, steps_per_epoch: int, notes: list[str]
 ) -> Record:
-    """Return what run.json says."""
+    """Return the content of run.json."""
     recipe = options.recipe
     chosen = [f"--{name}" for name in ("simulate", "elastic") if getattr(options, name)]
     return {

@@ -115,8 +115,8 @@ def train(
 
 
 def _train_in_new_processes(options: RunOptions, stop: Stop) -> Summary:
-    """Start a process per node on this machine. A file asks them to stop: they look about once a
-    second."""
+    """Start a process per node on this machine. A file, which they look for about once a second,
+    asks them to stop."""
     nodes = options.recipe.nodes
     backend = "nccl" if torch.cuda.device_count() >= nodes else "gloo"
     with claimed(options), tempfile.TemporaryDirectory() as directory:
@@ -126,9 +126,9 @@ def _train_in_new_processes(options: RunOptions, stop: Stop) -> Summary:
             summary: Summary = launch(_new_process, nodes, (options, asked), backend)[0]
             return summary
         except LaunchError as error:
-            if stop.requested and "killed by SIGTERM" in str(error):  # it had not begun to train
+            if stop.requested and "killed by SIGTERM" in str(error):  # it had not started to train
                 raise KeyboardInterrupt from None
-            if isinstance(error.__cause__, ValueError | OSError):  # the user's to mend, in one line
+            if isinstance(error.__cause__, ValueError | OSError):  # the user's, in one line
                 raise ValueError(str(error.__cause__)) from None
             if (text := explained(error.__cause__)) is not None:
                 raise LaunchError(f"{str(error).split(' failed:')[0]}: {text}") from None
@@ -241,8 +241,8 @@ def _store_of_run() -> dist.Store:
 
 
 def _divergence(error: Exception, store: dist.Store | None) -> tuple[int, float, str]:
-    """Step, seconds and message of a divergence, which all nodes learn of; any other error is
-    raised. Without a node that diverged and left, its neighbors cannot go on."""
+    """Return step, seconds and message of a divergence, which is shared with all nodes, because
+    the others fail when the node that diverged leaves. Raise any other error."""
     if isinstance(error, DivergenceError):
         if store is not None:
             store.set(_DIVERGED, json.dumps(error.args))

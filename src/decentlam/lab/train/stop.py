@@ -19,7 +19,7 @@ class Stop:
 
     def __init__(self, launched: bool = False, notify: Callable[[], object] | None = None) -> None:
         self.requested = False
-        self.forward: Callable[[], object] | None = None  # tells whoever does the work
+        self.forward: Callable[[], object] | None = None  # tells those that train
         self._notify = notify
         self._same_seconds = _SAME_SECONDS if launched else 0.0
         self._first = 0.0

@@ -1,4 +1,4 @@
-"""What is trained: the questions that one training loop asks of classification and detection."""
+"""The interface between the training loop and what it trains: classification or detection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Numerics:
         return model.to(self.device, self.dtype)
 
     def inputs(self, inputs: Tensor) -> Tensor:
-        """Return them where and as the run computes; whole numbers, such as bytes, stay so."""
+        """Move the inputs to the device; floating-point ones take the precision of the run."""
         dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
         return inputs.to(self.device, dtype, non_blocking=True)
 
@@ -52,7 +52,7 @@ class Task(Protocol):
 
     @property
     def main(self) -> str:
-        """The score that tells the most, as records name it."""
+        """The name of the main score in records."""
 
     @property
     def data(self) -> Any:
@@ -66,7 +66,7 @@ class Task(Protocol):
         """Split the batch into pieces of so many samples, each with its share of them."""
 
     def model(self) -> nn.Module:
-        """Return the model at its start, the same on every node."""
+        """Return the initial model, the same on every node."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean over the samples, one number to call `backward` on."""
