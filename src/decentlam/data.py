@@ -1,5 +1,5 @@
-"""Which samples come next: `ResumableLoader` deals every node its share of an epoch and goes on
-where one stood; `Deal` deals batches to the members of a run whose number changes."""
+"""Data of a node: `ResumableLoader` is a DataLoader whose position can be saved; `Deal` deals
+batches to the members of an elastic run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 
 class ResumableLoader(DataLoader[Any]):
-    """torch's DataLoader over this node's share of a data set, with a position that can be saved.
+    """A DataLoader over this node's share of a data set that can resume in the middle of an epoch.
 
-    A share is what DistributedSampler gives: all samples are dealt out to the processes, anew in
-    every epoch if shuffled. Each `for` over the loader is one epoch, counted by the loader. Pass
-    it to `save_checkpoint` and `load_checkpoint`: the first `for` after loading gives the rest of
-    the epoch in which the checkpoint was saved, without reading what was used already.
+    It shards the data with a DistributedSampler and calls `set_epoch`. Each `for` over the loader
+    is one epoch, counted in `loader.epoch`. Pass the loader to `save_checkpoint` and
+    `load_checkpoint`: the first `for` after loading yields the rest of the epoch in which the
+    checkpoint was saved, without reading the samples before.
 
     Args:
-        dataset: Has `__len__` and `__getitem__`.
-        batch_size: Samples of this node in a batch.
-        shuffle: Draws a new order in every epoch, from `seed` and the number of the epoch.
-        seed: Of the order, and of random numbers in workers, which differ by epoch and process.
-        drop_last: Leaves out a last batch that is not full.
-        sampler: Chooses samples instead; it must give the same order again in the same epoch.
-        options: num_workers, collate_fn, pin_memory, ...: as for DataLoader.
+        dataset: A data set with `__len__` and `__getitem__`.
+        batch_size: The number of samples per batch on this node.
+        shuffle: Draw a new order in every epoch, from `seed` and the number of the epoch.
+        seed: The seed of the order and of random numbers in workers.
+        drop_last: Drop the last batch if it is not full.
+        sampler: A sampler to use instead. It must repeat its order for the same epoch.
+        options: num_workers, collate_fn, pin_memory and so on, as for DataLoader.
 
     >>> import torch
     >>> data = torch.utils.data.TensorDataset(torch.arange(6))
@@ -162,11 +162,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Deal:
-    """Batches from one endless stream of permutations, a pure function of the place.
+    """Batches of sample indices for the members of an elastic run.
 
-    In each step every node takes the next batch of the stream. When members are lost, or skip steps
-    to catch up with the others, the batches they had not come to are taken by those who are there,
-    before the stream goes on; only the batch a node was lost with is not seen again in that pass.
+    Every pass over the data is a permutation, and in each step every node takes the next batch of
+    it. If a member is lost, or skips steps to catch up, the others take its remaining batches
+    first. Only the batch with which a node was lost is not seen in that pass.
 
     >>> deal = Deal(samples=8, batch=2, seed=0)
     >>> everyone = [deal.indices(Place(0, node, (Change(0, 4),))) for node in range(4)]

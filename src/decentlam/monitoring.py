@@ -52,16 +52,16 @@ def monitor(
     every_seconds: float = 2.0,
     total_steps: int | None = None,
 ) -> Monitor:
-    """Write a record of this process into `to` every few seconds, while the optimizer steps.
+    """Write a record of this process to `to` every few seconds while it trains.
 
-    Every process calls it, once the optimizer is built.
+    Call it on every process, after you built the optimizer.
 
     Args:
-        optimizer: One of decentlam's.
-        to: A directory, for `decentlam watch`; a TensorBoard `SummaryWriter`; `wandb.run`; or a
+        optimizer: A decentlam optimizer.
+        to: A directory (for `decentlam watch`), a TensorBoard `SummaryWriter`, `wandb.run`, or a
             function that takes a record, a dict of plain values.
-        every_seconds: At least so long from one record to the next; the first step has one.
-        total_steps: The number of steps of the whole run, for the time that is left.
+        every_seconds: The least time between two records. The first step always writes one.
+        total_steps: The number of steps of the whole run, to estimate the time left.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -85,7 +85,7 @@ def monitor(
 
 
 class Monitor:
-    """The records of one process; `monitor` makes it."""
+    """Writes the records of one process; returned by `monitor`."""
 
     def __init__(
         self,
@@ -106,14 +106,14 @@ class Monitor:
         atexit.register(self.close)
 
     def log(self, **values: float | Tensor) -> None:
-        """Add numbers of this step, such as `loss`; a record has their mean since the last one."""
+        """Log numbers of this step, such as `loss`. A record has their mean since the last one."""
         for name, value in values.items():
             value = value.detach() if isinstance(value, Tensor) else value  # no wait for a GPU
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + value, count + 1
 
     def loading(self, batches: Iterable[T]) -> Generator[T, None, None]:
-        """Yield the batches, and count the time until each is there as `data_seconds`."""
+        """Yield the batches, and measure the time to load them as `data_seconds`."""
         source = iter(batches)
         while True:
             begun = time.perf_counter()
@@ -125,7 +125,7 @@ class Monitor:
             yield batch
 
     def close(self) -> None:
-        """Write that this process has ended in good order; Python's end does so by itself."""
+        """Write that this process has finished. Called automatically when Python exits."""
         atexit.unregister(self.close)
         latest, self._latest = self._latest, None
         self._warnings.close()

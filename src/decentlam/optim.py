@@ -31,13 +31,13 @@ class DecentLaM(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`. `stable` is "auto" here: where the weights change with the
-            step, Algorithm 2 would diverge, and `ExactDecentLaM` runs instead, or `SteadyDecentLaM`
-            where that is calmer.
+        options: See `OptimizerOptions`. `stable` defaults to "auto": on changing topologies, where
+            Algorithm 2 would diverge, `SteadyDecentLaM` runs instead, or `ExactDecentLaM` if each
+            node has two peers per step.
 
-    When not: at learning rates near the edge of stability on weights with negative eigenvalues;
-    `decentlam.growth` with `lr` and `curvature` knows before training. Where all nodes see the same
-    distribution of data, DmSGD does as well.
+    When not: close to the largest stable learning rate on a ring or mesh; check with
+    `decentlam.growth(..., lr=, curvature=)`. If all nodes see the same data distribution, DmSGD
+    does as well.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -63,8 +63,7 @@ class DecentLaM(DecentralizedOptimizer):
 
 @show_options()
 class ExactDecentLaM(DecentralizedOptimizer):
-    """DecentLaM without bias, for weights that change with the step: each node learns by how much
-    its gradient differs from the others'.
+    """DecentLaM without bias, for changing topologies: each node learns how its gradient differs.
 
         u = lr g - y;    z = x - u - beta v;    x+ = W z
         v+ = beta v + u + (z - x+) / 2;    y+ = y - (z - x+) / 20
@@ -76,8 +75,8 @@ class ExactDecentLaM(DecentralizedOptimizer):
         nesterov: Nesterov's momentum.
         options: See `OptimizerOptions`.
 
-    When not: on weights that return only after many steps, such as a one-peer hypercube of 16 nodes
-    or more; `DecentLaM` knows where.
+    When not: with one peer per step, or on a one-peer hypercube of 16 nodes or more. `DecentLaM`
+    chooses it where it helps.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -97,8 +96,7 @@ class ExactDecentLaM(DecentralizedOptimizer):
 
 @show_options(stable="auto")
 class SteadyDecentLaM(DecentralizedOptimizer):
-    """DecentLaM for weights that change with the step: its momentum sees what mixing does through a
-    filter.
+    """DecentLaM for changing topologies: its momentum sees a running mean of what mixing does.
 
         z = x - lr g - beta v;    x+ = W z;    s+ = mu s + (1 - mu) (z - x+)
         v+ = beta v + lr g + c (z - x+) + (1 - c) s+
@@ -108,12 +106,13 @@ class SteadyDecentLaM(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        mu: How slowly the filter follows. docs/methods/decentlam-steady.md derives the default.
-        share: c, what passes the filter at once; by default 2 (1 - beta), at most a half.
-        options: See `OptimizerOptions`. `stable` is "auto" here: on networks so large that they mix
-            slowly, half the share runs instead.
+        mu: The coefficient of the running mean. docs/methods/decentlam-steady.md derives the
+            default.
+        share: c, the share that enters momentum directly. Default: 2 (1 - beta), at most 0.5.
+        options: See `OptimizerOptions`. `stable` defaults to "auto": on large networks that mix
+            slowly, half the share is used.
 
-    When not: on static weights, where `DecentLaM` reaches a better model at the same cost.
+    When not: on fixed topologies, where `DecentLaM` reaches a better model at the same cost.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -149,11 +148,11 @@ class PmSGD(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        lars: Layer-wise rates.
+        lars: Scale the learning rate of each layer.
         trust: LARS's coefficient.
         options: See `OptimizerOptions`; the topology is not used.
 
-    When not: where the network is slow. It is the baseline that the other methods are compared to.
+    When not: on slow networks. This is the baseline that the other methods are compared with.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -214,8 +213,8 @@ class DmSGD(DecentralizedOptimizer):
         nesterov: Nesterov's momentum.
         options: See `OptimizerOptions`.
 
-    When not: where nodes hold different kinds of data, or batches and learning rates are large. Its
-    bias grows with 1 / (1 - beta)^2; `DecentLaM` has the same cost without that.
+    When not: with different data on each node, large batches or a large lr. Its bias grows with
+    1 / (1 - beta)^2; `DecentLaM` costs the same without that.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -246,7 +245,7 @@ class DADmSGD(DecentralizedOptimizer):
         nesterov: Nesterov's momentum.
         options: See `OptimizerOptions`.
 
-    When not: where bytes count. A message has two payloads, so it sends twice as much.
+    When not: on slow networks. It sends two models per message.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -273,7 +272,7 @@ class AWCDmSGD(DecentralizedOptimizer):
 
         m+ = beta m + g;    x+ = W x - lr m+
 
-    The message needs no gradient, so that it travels during the whole forward and backward.
+    The message needs no gradient, so it travels during the whole forward and backward.
 
     Args:
         params: Parameters or param groups.
@@ -283,7 +282,7 @@ class AWCDmSGD(DecentralizedOptimizer):
         heavy_ball: The form x+ = W x - lr g + beta (x - x-) of Balu et al.
         options: See `OptimizerOptions`.
 
-    When not: where accuracy at large batches counts. Its bias is the largest of all methods here.
+    When not: with different data or large batches. Its bias is the largest of all methods here.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -307,7 +306,7 @@ class AWCDmSGD(DecentralizedOptimizer):
 
 @show_options()
 class SlowMo(DecentralizedOptimizer):
-    """tau steps of DmSGD, or of local SGD, then an exact average a and a step of slow momentum.
+    """tau steps of DmSGD or local SGD, then an exact average a and a step with slow momentum.
 
         u+ = slow_beta u + (x0 - a) / lr;    x = x0 - alpha lr u+
 
@@ -316,16 +315,16 @@ class SlowMo(DecentralizedOptimizer):
     Args:
         params: Parameters or param groups.
         lr: The learning rate.
-        momentum: beta of the steps in between.
-        nesterov: Nesterov's momentum in between.
+        momentum: beta of the inner steps.
+        nesterov: Nesterov's momentum in the inner steps.
         tau: Steps from one exact average to the next.
         slow_beta: The slow momentum.
         alpha: The slow learning rate.
-        base: "dmsgd", or "local", which does not communicate in between.
-        inner_momentum: What happens to m at the exact average: "keep", "reset" or "average".
+        base: "dmsgd", or "local" to send nothing between exact averages.
+        inner_momentum: What to do with m at the exact average: "keep", "reset" or "average" it.
         options: See `OptimizerOptions`.
 
-    When not: where an all-reduce now and then is as dear as waiting for the slowest node.
+    When not: if even an occasional all-reduce is too expensive.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -365,11 +364,11 @@ class QGDmSGD(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        mu: How slowly q follows; beta if left out.
+        mu: The coefficient of the running mean q. Default: beta.
         options: See `OptimizerOptions`.
 
-    When not: where steps count. With mu = beta it moves as far as SGD without momentum does, so it
-    needs a larger learning rate.
+    When not: if you train for few steps. With mu = beta it moves no further than SGD without
+    momentum, so it needs a larger learning rate.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -393,7 +392,7 @@ class QGDmSGD(DecentralizedOptimizer):
 
 @show_options(topology="symmetric-exponential")
 class D2DmSGD(DecentralizedOptimizer):
-    """Exact diffusion with momentum: no inconsistency bias at all.
+    """Exact diffusion with momentum: no bias if nodes see different data.
 
         m+ = beta m + g;    p+ = x - lr m+;    x+ = (I + W)/2 (p+ + x - p)
 
@@ -402,10 +401,10 @@ class D2DmSGD(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`; `topology` is "symmetric-exponential" here, which is fixed.
+        options: See `OptimizerOptions`. `topology` defaults to "symmetric-exponential".
 
-    When not: on weights that change with the step, for which it is not made, and where gradients
-    are noisy, whose noise its correction adds up.
+    When not: on changing topologies, or with noisy gradients, because its correction accumulates
+    their noise.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -429,7 +428,7 @@ class D2DmSGD(DecentralizedOptimizer):
 
 @show_options(topology="symmetric-exponential")
 class GTDmSGD(DecentralizedOptimizer):
-    """DmSGD along a gradient that the nodes track together: no inconsistency bias.
+    """Gradient tracking with momentum: no bias if nodes see different data.
 
         y = c + g - g-;    m+ = beta m + y;    x+ = W (x - lr m+);    c+ = W y
 
@@ -438,10 +437,10 @@ class GTDmSGD(DecentralizedOptimizer):
         lr: The learning rate.
         momentum: beta.
         nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`; `topology` is "symmetric-exponential" here, which is fixed.
+        options: See `OptimizerOptions`. `topology` defaults to "symmetric-exponential".
 
-    When not: at large learning rates or high momentum, where the loop through y diverges; see
-    docs/stability.md. A message has two payloads, so it sends twice as much.
+    When not: at a large lr or high momentum, where it diverges; see docs/stability.md. It sends two
+    models per message.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -465,26 +464,26 @@ class GTDmSGD(DecentralizedOptimizer):
 
 @show_options(stable="auto")
 class AdamW(DecentralizedOptimizer):
-    """AdamW by gossip: one message per step, and no bias where nodes see different data.
+    """AdamW for decentralized training: for transformers, in place of torch.optim.AdamW.
 
         V = beta2 V + (1 - beta2) g^2;    p = g / (sqrt(V / (1 - beta2^t)) + eps)
         z = x - lr weight_decay x - u,    u = the momentum of lr p;    x+ = W z
 
     The gradient is divided by its second moment before momentum (LaProp's order), and the momentum
-    is that of `SteadyDecentLaM`. A seventeenth of the second moments is averaged in every step, on
-    the same message: 1.06 times the model is sent.
+    is that of `SteadyDecentLaM`. A seventeenth of the second moments is averaged in every step, so
+    a step sends 1.06 models.
 
     Args:
         params: Parameters or param groups.
-        lr: The learning rate. The best one is up to twice that of torch.optim.AdamW with DDP.
+        lr: The learning rate. Start with the one you use with DDP, then try up to twice that.
         betas: The coefficients of the running means of the gradient and of its square.
         eps: Added to the denominator.
-        weight_decay: Decoupled: x shrinks by lr * weight_decay in every step.
-        second_moment: "slices" averages them in turns; "local" keeps each node's own, which saves
-            the 6 % and is only right where all nodes see the same kind of data.
-        options: See `OptimizerOptions`. `stable` is "auto" here.
+        weight_decay: Decoupled: every step subtracts lr * weight_decay * x.
+        second_moment: "slices" averages a slice of them per step; "local" averages none, which
+            saves the 6 % and is only right if all nodes see the same kind of data.
+        options: See `OptimizerOptions`. `stable` defaults to "auto".
 
-    When not: where the network is fast enough for an all-reduce; then use `PmAdamW` or DDP.
+    When not: if the network is fast enough for an all-reduce. Use `PmAdamW` or DDP there.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
@@ -521,10 +520,10 @@ class PmAdamW(DecentralizedOptimizer):
         lr: The learning rate.
         betas: The coefficients of the running means of the gradient and of its square.
         eps: Added to the denominator.
-        weight_decay: Decoupled: x shrinks by lr * weight_decay in every step.
+        weight_decay: Decoupled: every step subtracts lr * weight_decay * x.
         options: See `OptimizerOptions`; the topology is not used.
 
-    When not: where the network is slow. It is the baseline that `AdamW` is compared to.
+    When not: on slow networks. This is the baseline that `AdamW` is compared with.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)

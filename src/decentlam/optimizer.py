@@ -1,4 +1,4 @@
-"""DecentralizedOptimizer: torch.optim's contract, around a runtime that does the work."""
+"""DecentralizedOptimizer: a torch.optim.Optimizer around the runtime."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class DecentralizedOptimizer(Optimizer, Joinable):
-    """Runs any `Algorithm` on the processes of a torch.distributed group, one node each.
+    """An optimizer that runs any `Algorithm` on the processes of a group, one node each.
 
-    Each of the nodes trains on its own data. A step forms a message from parameters and gradients,
-    averages it with a few neighbors, and updates the parameters from the average. The method
-    classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
+    Each node trains on its own data. A step forms a message from parameters and gradients,
+    averages it with the neighbors' messages, and updates the parameters from the average. The
+    method classes (`DecentLaM`, `DmSGD`, ...) are this class with their algorithm filled in.
 
     Args:
         params: Parameters or param groups, as for any torch optimizer.
@@ -178,8 +178,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of the processes that take part, with elastic=True in the order of their
-        nodes. A number never changes; that of a newcomer is new."""
+        """The numbers of the processes that take part, in the order of their nodes. A process keeps
+        its number; one that joins an elastic run gets a new number."""
         if self._recovery is None:
             return tuple(range(self.network.num_processes))
         return self._recovery.run.generation.members
@@ -191,7 +191,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def place(self) -> Place:
-        """The place of this process at its next step; `decentlam.Deal` gives its samples."""
+        """The position of this process at its next step, for `decentlam.Deal`."""
         if self._recovery is None:
             return Place(
                 self.runtime.index, self.network.node, (Change(0, self.network.num_nodes),)
@@ -232,23 +232,23 @@ class DecentralizedOptimizer(Optimizer, Joinable):
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime, which does the work."""
+        """The runtime, which takes the steps."""
         assert self._runtime is not None
         return self._runtime
 
     @property
     def method(self) -> Algorithm:
-        """The algorithm as it was asked for."""
+        """The algorithm that you asked for."""
         return self._method
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm that runs: the method, or a stable form of it."""
+        """The algorithm that runs: `method`, or a stable form of it."""
         return self.runtime.algorithm
 
     @property
     def topology(self) -> Topology:
-        """The topology: who averages with whom."""
+        """The topology: which nodes average at each step."""
         return self.runtime.topology
 
     @property
@@ -259,7 +259,10 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     # torch.optim -----------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the neighbors' messages and update; with a closure, evaluate it first."""
+        """Wait for the neighbors' messages and update the parameters.
+
+        With a closure, call it first and return its loss.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -311,7 +314,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of this node."""
+        """Load the state of this node."""
         self.runtime.check_between_steps("load a state")
         saved, here = state_dict["param_groups"][0].get("num_nodes"), self.network.num_nodes
         if saved not in (None, here):
@@ -362,14 +365,15 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     # Beyond torch.optim ------------------------------------------------------------------------
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, backward only accumulates gradients; nothing is sent."""
+        """Return a context in which backward only accumulates gradients and sends nothing."""
         return self.runtime.no_sync()
 
     @contextlib.contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Inside, parameters and the model's floating buffers are their mean over all nodes.
+        """Return a context in which parameters and floating buffers are the mean of all nodes.
 
-        Every process must enter. Afterwards everything is restored to the bit.
+        The buffers are those of `model`. Every process must enter. On exit each node gets its own
+        values back, bitwise.
         """
         self.runtime.check_between_steps("average the model")
         self.runtime.evaluate(model)
@@ -379,22 +383,22 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             self.runtime.train()
 
     def eval(self, model: nn.Module | None = None) -> None:
-        """Makes the parameters the mean of all nodes, until `train()`: to evaluate, or to publish.
+        """Set the parameters to the mean of all nodes until `train()`, to evaluate or to publish.
 
-        The same as `averaged`, in two calls and with the names that trainers made for
-        schedule-free optimizers already call. Every process must call both. With `model`, its
-        floating buffers are averaged too. A second call changes nothing. Until `train()`,
-        backward() and step() are refused; `model.state_dict()` is the averaged model, and
-        `save_checkpoint` still writes each node's own.
+        This is `averaged` in two calls, with the names that trainers call for schedule-free
+        optimizers. Every process must call both. With `model`, its floating buffers are averaged
+        too. Until `train()`, backward() and step() raise an error, `model.state_dict()` is the
+        averaged model, and `save_checkpoint` still writes each node's own. A second call does
+        nothing.
         """
         self.runtime.evaluate(model)
 
     def train(self) -> None:
-        """Gives the node its own parameters back, to the bit; in training, changes nothing."""
+        """Undo `eval`: give the node its own parameters back, bitwise."""
         self.runtime.train()
 
     def merge(self, model: nn.Module | None = None) -> None:
-        """Sets every node to the exact mean of all, parameters and buffers: the end of a run."""
+        """Set parameters and buffers of every node to the mean of all, at the end of a run."""
         self.runtime.check_between_steps("merge the nodes")
         self.runtime.recall_messages()
         self.runtime.reshard()
@@ -402,7 +406,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self.runtime.reshard()
 
     def consensus_distance(self) -> float:
-        """sqrt of the mean squared distance of the nodes' parameters from their average."""
+        """Return the root mean square distance of the nodes' parameters from their average."""
         self.runtime.check_between_steps("measure the consensus distance")
         return evaluation.consensus_distance(self.runtime.memory, self.network, self.runtime.rates)
 
@@ -412,7 +416,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         return self.runtime.statistics
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes this process holds for training, by kind."""
+        """Return the bytes that this process holds for training, by kind."""
         return self.runtime.memory_bytes()
 
     # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------

@@ -65,31 +65,32 @@ class OptimizerOptions(CommonOptions, total=False):
 
     Attributes:
         weight_decay: Added to the gradient, times x, as in torch.optim.SGD. Default 0.
-        topology: Who averages with whom: a name or a `decentlam.Topology`. Default
-            "bipartite-random-match": one peer per step, for any number of nodes. D2DmSGD and
-            GTDmSGD want fixed weights, and have "symmetric-exponential".
-        overlap: What the exchange hides behind: "none", "backward", or "auto" (default), which
-            tries both and keeps the faster. True is "backward", False is "none".
+        topology: Which nodes average at each step: a name or a `decentlam.Topology`. Default
+            "bipartite-random-match": one random peer per step. D2DmSGD and GTDmSGD need fixed
+            weights; their default is "symmetric-exponential".
+        overlap: When messages leave: during "backward", after it ("none"), or "auto" (default),
+            which tries both and keeps the faster. True is "backward", False is "none".
         bucket_bytes: The size of messages. Default: a sixteenth of the model, within limits.
-        max_grad_norm: Clips the norm of the node's whole gradient to this.
-        nonfinite: What happens to a gradient that is NaN or infinite: "raise" (default), "skip" it,
-            or "ignore".
+        max_grad_norm: Clip the norm of the node's whole gradient to this.
+        nonfinite: What to do if a gradient is NaN or infinite: "raise" an error (default), "skip"
+            the gradient, or "ignore" it.
         processes_per_node: How many consecutive processes are one node. Default 1.
         process_group: The processes that take part. Default: all.
-        mesh: The same as a DeviceMesh of one dimension. For a model that `fully_shard` has cut: the
-            processes that have the same shard, one of each node; see docs/sharded.md.
+        mesh: The same as a DeviceMesh of one dimension. For a model sharded by `fully_shard`, the
+            mesh dimension over the nodes; see docs/sharded.md.
         timeout_seconds: How long to wait for a neighbor before an `ExchangeError`. Default 600.
-        heartbeat_seconds: A process that gives no sign of life for this long counts as lost, and
-            all others stop waiting with an error that names it. Default 10.
-        elastic: Whether the run goes on when processes are lost, and takes in new ones; see
-            docs/survive.md. Default False.
-        model: With elastic=True, the module whose buffers (statistics of batch norm) newcomers get.
-        stable: What happens where `decentlam.growth` says that training would diverge: "refuse",
-            "auto" (run a stable form and say so; DecentLaM's default), or "ignore".
-        shared_memory: Whether processes of one machine read each other's messages in memory.
+        heartbeat_seconds: A process without a heartbeat for this long counts as lost, and all
+            others raise an error that names it. Default 10.
+        elastic: Continue when processes die, and let new ones join; see docs/survive.md. Default
+            False.
+        model: With elastic=True, the module whose buffers (batch norm statistics) newcomers get.
+        stable: What to do if `decentlam.growth` says that the method would diverge on the topology:
+            "refuse" (default of most), "auto" (run a stable form; default of DecentLaM and AdamW),
+            or "ignore".
+        shared_memory: Exchange messages between processes of one machine in shared memory.
             Default True.
-        message_dtype: torch.float16 or torch.bfloat16 halves the bytes that are sent. Default: the
-            parameters' own.
+        message_dtype: torch.float16 or torch.bfloat16 halves the bytes sent. Default: the
+            parameters' dtype.
     """
 
     weight_decay: float

@@ -86,20 +86,20 @@ def growth(
     seed: int = 0,
     **hyper: Any,
 ) -> Growth:
-    """The factor by which a step multiplies the disagreement between nodes, and what it leads to.
+    """Return the factor by which a step multiplies the disagreement between nodes.
 
-    For static and periodic weights it is the spectral radius over one period; for random ones the
-    Lyapunov exponent of sampled runs, with its 95 % confidence bound. `bias` is the mean squared
-    disagreement in the limit of small lr, relative to DSGD's on the same weights.
+    Below 1 the nodes come together, above 1 they drift apart. For fixed and periodic weights it is
+    the spectral radius over one period, for random weights the Lyapunov exponent of sampled runs,
+    with 95 % bounds. `bias` is the mean squared disagreement for small lr, relative to DSGD.
 
-    With `lr` and `curvature` it is the factor of everything, the node average included, under the
-    gradients g_i = h_i x_i of a quadratic.
+    With `lr` and `curvature` it includes the node average, under the gradients g_i = h_i x_i of a
+    quadratic.
 
     Args:
-        curvature: h of all nodes; or one h per node; or a pair (low, high), over which the nodes
-            are spread evenly in the logarithm, node 0 having `low`.
-        stable: "auto" asks about the form that the optimizers would choose.
-        seed: of the sampled starts, where weights are random.
+        curvature: h of all nodes, or one h per node, or a pair (low, high) between which the nodes
+            are spread on a log scale, starting with node 0.
+        stable: "auto" is about the form that the optimizers would choose.
+        seed: The seed of the sampled runs, for random weights.
 
     >>> from decentlam.topology import bipartite_random_match, ring
     >>> growth("decentlam", ring(8), momentum=0.9)

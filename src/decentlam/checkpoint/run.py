@@ -44,22 +44,22 @@ def save_checkpoint(
     background: bool = False,
     **others: Any,
 ) -> Saving:
-    """Writes the whole run into the directory `path`; every process must call it, between steps.
+    """Save the whole run in the directory `path`. Every process must call it, between steps.
 
-    Each process writes files of its own: model, optimizer, others and torch's random numbers. The
-    checkpoint counts when all are complete, and never earlier. If a process fails to write, all
-    raise the error and the checkpoint before stays.
+    Each process writes its own files: model, optimizer, others and torch's random state. The
+    checkpoint counts only when all are complete. If a process fails to write, all raise the error,
+    and the previous checkpoint stays.
 
     Args:
         path: A directory that all hosts see.
         model: The module that has all trained parameters.
-        optimizer: Of decentlam.
-        keep: How many checkpoints stay in `path`, the new one included.
-        background: Copies everything and returns; a thread writes while training goes on. Call
-            `wait()` of what is returned to know that it is done, at the end of a run at the latest.
+        optimizer: A decentlam optimizer.
+        keep: The number of checkpoints to keep in `path`, including the new one.
+        background: Copy everything, return, and write in a thread while training continues. Call
+            `wait()` on the returned object before the run ends.
         others: Objects with `state_dict` and `load_state_dict`, such as a scheduler, a GradScaler
-            or a ResumableLoader, and random generators of torch, numpy and Python; None is left
-            out.
+            or a ResumableLoader, and random generators of torch, numpy and Python. None is
+            skipped.
     """
     averaging, others = _parts(optimizer, others)
     network, target = averaging.network.everyone, directory.local(path)
@@ -87,12 +87,15 @@ def load_checkpoint(
     optimizer: DecentralizedOptimizer | LocalSteps,
     **others: Any,
 ) -> Resumed:
-    """Continues the last run saved in `path`; every process must call it, with the run's objects.
+    """Load the latest checkpoint in `path`, or the one at `path`. Every process must call it.
 
-    On the same number of nodes, and of processes per node, the run goes on as if it had never
-    stopped; on the CPU to the bit. On another number every node starts from the average of all
-    saved nodes, momentum included, and the random numbers are left alone. `name=None` leaves out
-    one of the other objects that were saved. `path` may also be one of the saves in the directory.
+    With the same number of nodes and processes per node the run continues as if it had never
+    stopped, on the CPU bitwise. With another number every node starts from the average of all saved
+    nodes, including momentum, and random states are left alone. Pass `name=None` to skip one of the
+    other objects that were saved.
+
+    Only these checkpoints can resume a run. `torch.save(model.state_dict(), ...)` on rank 0 saves
+    one node's own model.
     """
     averaging, others = _parts(optimizer, others)
     network, target = averaging.network.everyone, directory.local(path)

@@ -123,16 +123,16 @@ def neighbor_exchange(
 ) -> Neighbors:
     """Return an exchange between the processes of a group, for use outside of any optimizer.
 
-    For every bucket of a step, `receive(bucket, message, step)` comes before
-    `pending = send(bucket, message, step)`. The weighted sum of `pending.wait()` is the mix, and
-    the message may be overwritten from then on. See examples/ddp_hook.py.
+    For every bucket of a step call `receive(bucket, message, step)`, then
+    `pending = send(bucket, message, step)`. The weighted sum of the terms that `pending.wait()`
+    returns is the mix; after that you may overwrite the message. See examples/ddp_hook.py.
 
     Args:
         topology: A name, or a `Topology` with as many nodes as the group has processes.
-        group: The processes, one node each; the default group if left out.
-        device: Where messages live.
+        group: The processes, one node each. Default: the default group.
+        device: The device of the messages.
         timeout_seconds: How long to wait for a neighbor.
-        tag: Keeps these messages apart from others of the group; bucket k has tag + k.
+        tag: The first tag of these messages in the group; bucket k uses tag + k.
     """
     network = connect(group, device=device, batches=True)
     timeout = timedelta(seconds=timeout_seconds)

@@ -52,20 +52,19 @@ def init(
     join_seconds: float = 300.0,
     elastic: bool = False,
 ) -> None:
-    """Joins the process group that the launcher described; does nothing if already joined.
+    """Join the process group of torchrun, mpirun or srun. Does nothing if already joined.
 
-    The backend is NCCL for tensors on GPUs and gloo for the others if every process has a GPU of
-    its own, else gloo. mpirun and srun do not say where process 0 listens: MASTER_ADDR and
-    MASTER_PORT are read, or worked out for one host and for SLURM. Between hosts gloo uses the
-    network that leads to MASTER_ADDR, unless GLOO_SOCKET_IFNAME names another. The group is left
-    when Python ends; before `os._exit`, which ends without a word, call `leave`.
+    The backend is `cpu:gloo,cuda:nccl` if every process has its own GPU, and gloo otherwise.
+    Process 0 listens at MASTER_ADDR and MASTER_PORT, which have defaults for mpirun on one host and
+    for SLURM. Between hosts gloo uses the network that leads to MASTER_ADDR, unless
+    GLOO_SOCKET_IFNAME names another. The process leaves the group when Python exits. Call `leave`
+    before `os._exit`.
 
-    `timeout_seconds` is the limit of the group's collectives, and `join_seconds`, if it is shorter,
-    of finding process 0 or the launcher, and of the last process to come.
+    `timeout_seconds` is the limit of the group's collectives. `join_seconds`, if shorter, is the
+    limit for reaching process 0 and for the last process to join.
 
-    With `elastic` (gloo only) a process may also be started while the others train: it joins them.
-    The group is then formed anew whenever members are lost or join: an optimizer with
-    `elastic=True` does it in `step()`.
+    With `elastic` (gloo only) a process may also start while the others train, and joins them. An
+    optimizer with `elastic=True` then rebuilds the group in `step()` whenever members change.
     """
     if not dist.is_initialized():
         _join(backend, None, timeout_seconds, join_seconds, elastic)
@@ -257,9 +256,9 @@ def init_if_launched(device: torch.device, elastic: bool = False) -> None:
 
 
 def leave() -> None:
-    """Leaves the group: the others know that this process ends in order, and is not lost.
+    """Leave the group, so that the others do not report this process as lost.
 
-    Every process does so by itself when Python ends. Call it before `os._exit`.
+    Python does so when it exits. Call it before `os._exit`.
     """
     # An error has ended the script, or somebody is gone: NCCL would wait for all of them.
     alone = hasattr(sys, "last_value") or heartbeat.interrupted()

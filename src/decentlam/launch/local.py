@@ -38,22 +38,21 @@ def launch(
     *,
     elastic: bool = False,
 ) -> list[Any]:
-    """Runs fn(*args) in `nodes` local processes that form one group; returns their results.
+    """Run fn(*args) in `nodes` processes on this machine that form one group; return their results.
 
-    If one fails, the others are stopped and the traceback of the first failure is raised. `fn`
-    must be importable; arguments and results are copied. The rendezvous store is in this process,
-    so that it outlives any node. When this process ends, however it ends, so do the nodes.
+    If one fails, the others are stopped and its traceback is raised. Arguments and results are
+    copied. When this process ends, the nodes end too.
 
     Args:
         fn: A function at the top level of a module, or of a script that calls `launch` under
-            `if __name__ == "__main__":`. One that was typed into a notebook, `python -c` or
-            standard input is refused: no other process can import it.
-        nodes: Number of processes.
-        args: What each of them passes to `fn`.
+            `if __name__ == "__main__":`. A function from a notebook, `python -c` or standard input
+            is refused, because other processes cannot import it.
+        nodes: The number of processes.
+        args: The arguments of `fn`.
         backend: gloo, or nccl with a GPU per process.
-        timeout_seconds: Of the group's collectives.
-        elastic: A process that is killed is started again and joins the others, which go on
-            meanwhile (docs/survive.md). Results are those of the processes that came to an end.
+        timeout_seconds: The limit of the group's collectives.
+        elastic: Restart a process that is killed; it joins the others, which continue meanwhile
+            (docs/survive.md). Results are those of the processes that finished.
     """
     return run_here(fn, nodes, args, backend, timeout_seconds, survivors if elastic else None)
 

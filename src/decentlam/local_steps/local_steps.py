@@ -64,37 +64,37 @@ class LocalSteps(Optimizer, Joinable):
         every step:       the inner optimizer's step;    x -= lr e
         every H steps:    x+ = W x;    e += correction (x - x+) / (sum of lr since the last mix)
 
-    e is zero on average over the nodes. It removes the drift of a node to its own data, so nodes
-    may see different data. A step sends 1/H of a model to one neighbor, and second moments of
-    Adam's kin in 8 bits: nodes that had their own would settle elsewhere.
+    e removes the drift of a node towards its own data; it is zero on average over the nodes. A step
+    sends 1/H of a model to one neighbor. Second moments of Adam variants are averaged too, in 8
+    bits per number.
 
     Args:
-        inner: Any torch optimizer, such as torch.optim.AdamW or Muon. It keeps its param groups,
-            which are this optimizer's, too: a scheduler may be built with either.
-        every: H, the number of local steps from one average to the next; or a time such as "2s",
-            for machines that are not equally fast: nodes take as many steps as they can, count by
-            them in the average, and go on while messages travel.
-        outer: A method instead of the corrected average, for a step from the last average along
-            the way that the nodes have gone since. `algorithms.PmSGD(0.9, nesterov=True)` with
+        inner: Any torch optimizer, such as torch.optim.AdamW or Muon. Both optimizers share their
+            param groups, so you can build a scheduler with either.
+        every: H, the number of local steps between two averages. Or a time such as "2s", for
+            machines of unequal speed: each node takes as many steps as it can, has that weight in
+            the average, and trains while messages travel.
+        outer: A method that steps from the last average in the direction of the local steps,
+            instead of the corrected average. `algorithms.PmSGD(0.9, nesterov=True)` with
             `outer_lr=0.7` is DiLoCo; `algorithms.DecentLaM(0.5)` is NoLoCo with half its bytes.
         outer_lr: The learning rate of `outer`.
-        correction: How much of what mixing moves goes into e; 0 is plain averaging.
-        delay: How many local steps the messages may travel. What arrives is added to where the
-            node is by then.
-        average_state: Names of second moments in the inner optimizer's state. Default: found for
-            Adam's kin and RMSprop, none with `outer`.
-        topology: Who averages with whom. Default: one random peer at a time.
+        correction: The share of what mixing moves that goes into e; 0 is plain averaging.
+        delay: The number of local steps during which messages travel. The change is added
+            afterwards.
+        average_state: Names of second moments in the inner optimizer's state. Default: those of
+            Adam variants and RMSprop; none with `outer`.
+        topology: Which nodes average with each other. Default: one random peer at a time.
         message_dtype: torch.float16 or torch.bfloat16 halves the bytes of the model.
         process_group: The processes that take part, one node each. Default: all.
         timeout_seconds: How long to wait for a neighbor before an `ExchangeError`.
-        heartbeat_seconds: A process without a sign of life for this long counts as lost.
-        elastic: Whether the run goes on when processes are lost, and takes in new ones.
+        heartbeat_seconds: A process without a heartbeat for this long counts as lost.
+        elastic: Continue when processes die, and let new ones join.
         model: With elastic=True, the module whose buffers newcomers get.
         stable: See `OptimizerOptions`.
-        shared_memory: Whether processes of one machine read each other's messages in memory.
+        shared_memory: Exchange messages between processes of one machine in shared memory.
 
-    When not: where the wire is fast. `decentlam.AdamW`, which averages in every step, is closer to
-    an all-reduce on data that differ.
+    When not: on fast networks. `decentlam.AdamW` averages in every step and comes closer to an
+    all-reduce.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)

@@ -27,7 +27,7 @@ _forsaken: weakref.ref[dist.ProcessGroup] | None = None  # one that is not to be
 
 
 class Watch(Protocol):
-    """What a group store needs of a heartbeat."""
+    """The part of a heartbeat that a group store needs."""
 
     calls: StoreCalls
     limit: float

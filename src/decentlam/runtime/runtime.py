@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StepStatistics:
-    """The costs of the last finished step, and totals."""
+    """The cost of the last finished step, and totals."""
 
     step: int = -1
-    wait_seconds: float = 0.0  # in which the training stood still for messages
+    wait_seconds: float = 0.0  # for which training waited for messages
     exchange_seconds: float = 0.0  # from the first message sent to the last one received
     bytes_sent: int = 0
     skipped: bool = False  # the gradient was left out (overflow, non-finite, no data)

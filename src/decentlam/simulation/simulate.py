@@ -51,13 +51,13 @@ def simulate(
     layers: Sequence[int] | None = None,
     **hyper: Any,
 ) -> Tensor:
-    """Runs `steps` steps of n nodes from x0 (n, d) and returns their models (n, d).
+    """Run `steps` steps of n nodes from x0 (n, d) and return their models (n, d).
 
-    `gradient(x, step)` gives every node's gradient, (n, d). `lr` is a number or a function of the
-    step. `callback(step, x)` sees the models after each step; they change in place, so clone what
-    you keep. `layers` are the sizes of the layers in d, for layer-wise methods (default: one
-    layer). momentum is 0.9 unless given. The recursion runs as it is, stable or not;
-    `stable="auto"` or `"refuse"` ask `decentlam.growth` first, as the optimizers do.
+    `gradient(x, step)` returns the gradients of all nodes, (n, d). `lr` is a number or a function
+    of the step. `callback(step, x)` gets the models after each step; they change in place, so clone
+    what you keep. `layers` are the sizes of the layers in d, for layer-wise methods (default: one
+    layer). momentum is 0.9 by default. The method runs even if it diverges; pass `stable="auto"` or
+    `"refuse"` to check first, as the optimizers do.
 
     >>> import torch, decentlam
     >>> target = torch.tensor([[0.0], [2.0], [4.0], [6.0]])

@@ -23,9 +23,8 @@ _SAMPLED_STEPS = 16  # a random topology's properties are checked on this many s
 class Topology:
     """A network of `num_nodes` nodes and its mixing weights W at every step.
 
-    Row i of `weights(step)` is what node i keeps of itself and takes from its neighbors:
-    x_i+ = sum_j w_ij x_j. Nothing here opens a socket, so a topology can be listed, checked,
-    drawn and simulated without starting a process.
+    Row i of `weights(step)` has the weights with which node i averages itself and its neighbors:
+    x_i+ = sum_j w_ij x_j. A topology needs no process group.
 
     >>> from decentlam.topology import ring
     >>> net = ring(4)
@@ -46,7 +45,7 @@ class Topology:
     _cache: dict[int, SparseWeights] = field(default_factory=dict, init=False, repr=False)
 
     def sparse(self, step: int = 0) -> SparseWeights:
-        """W at `step` by rows; what every hot path uses."""
+        """Return W at `step` as a sparse matrix."""
         try:
             number = operator.index(step)
         except TypeError:
@@ -62,21 +61,21 @@ class Topology:
         return found
 
     def weights(self, step: int = 0) -> Tensor:
-        """W at `step` as a dense float64 (n, n) tensor."""
+        """Return W at `step` as a dense float64 (n, n) tensor."""
         return torch.from_numpy(self.sparse(step).dense())
 
     def row(self, rank: int, step: int = 0) -> dict[int, float]:
-        """Return what node `rank` mixes at `step`: {rank: weight}, its own weight included."""
+        """Return the weights of node `rank` at `step` as {node: weight}, its own included."""
         if not 0 <= rank < self.num_nodes:
             raise ValueError(f"{self!r} has nodes 0 to {self.num_nodes - 1}; there is no {rank}")
         return self.sparse(step).row(rank)
 
     def neighbors(self, rank: int, step: int = 0) -> list[int]:
-        """The nodes that `rank` hears at `step`, without itself."""
+        """Return the nodes from which `rank` receives at `step`."""
         return [j for j in self.row(rank, step) if j != rank]
 
     def listeners(self, rank: int, step: int = 0) -> list[int]:
-        """The nodes that hear `rank` at `step`: its neighbors, unless the weights are directed."""
+        """Return the nodes to which `rank` sends at `step`: its neighbors, unless directed."""
         heard = self.neighbors(rank, step)
         if self.symmetric:
             return heard
@@ -84,19 +83,19 @@ class Topology:
         return [int(i) for i in w.rows[w.columns == rank] if i != rank]
 
     def messages(self, step: int = 0) -> Tensor:
-        """Messages that each node sends at `step`, (n,)."""
+        """Return the number of messages that each node sends at `step`, (n,)."""
         w = self.sparse(step)
         sent = np.bincount(w.columns[w.rows != w.columns], minlength=self.num_nodes)
         return torch.from_numpy(sent)
 
     def bytes_sent(self, message_bytes: int, step: int = 0) -> Tensor:
-        """Bytes that each node sends at `step` when one message has `message_bytes`, (n,)."""
+        """Return the bytes that each node sends at `step`, (n,); a message has `message_bytes`."""
         return self.messages(step) * message_bytes
 
     def lazy(self, rate: float = 0.5) -> Topology:
-        """The same network mixing at `rate`: (1 - rate) I + rate W, 0 < rate <= 1.
+        """Return the same network with weights (1 - rate) I + rate W, 0 < rate <= 1.
 
-        At rate 1/2 every eigenvalue is at least zero.
+        At rate 0.5 no eigenvalue is negative.
         """
         if not 0 < rate <= 1:
             raise ValueError(
@@ -117,12 +116,12 @@ class Topology:
 
     @cached_property
     def symmetric(self) -> bool:
-        """W equals its transpose at every step."""
+        """True if W equals its transpose at every step."""
         return all(w.same_as(w.transpose()) for w in self._sampled())
 
     @cached_property
     def doubly_stochastic(self) -> bool:
-        """Rows and columns of W sum to one at every step, so that mixing keeps the average."""
+        """True if rows and columns of W sum to one at every step: mixing keeps the average."""
         return all(
             np.allclose(np.bincount(side, w.values, self.num_nodes), 1, atol=1e-9)
             for w in self._sampled()
@@ -131,13 +130,13 @@ class Topology:
 
     @cached_property
     def positive_definite(self) -> bool:
-        """W is symmetric with eigenvalues above zero at every step."""
+        """True if W is symmetric with positive eigenvalues at every step."""
         return self.symmetric and all(
             float(spectrum.eigenvalues(w).real.min()) > 1e-12 for w in self._sampled()
         )
 
     def eigenvalues(self, step: int = 0) -> Tensor:
-        """Eigenvalues of W at `step`, largest first; complex if the weights are directed."""
+        """Return the eigenvalues of W at `step`, largest first; complex if directed."""
         values = spectrum.eigenvalues(self.sparse(step))
         if self.symmetric:
             return torch.from_numpy(np.sort(values.real)[::-1].copy())
@@ -145,7 +144,7 @@ class Topology:
 
     @cached_property
     def rho(self) -> float:
-        """The share of the disagreement that one step keeps; 0 averages exactly, 1 never agrees.
+        """The share of the disagreement that one step keeps: 0 is the exact average.
 
         Static W: max(|lambda_2|, |lambda_n|). Periodic W: spectral radius of one period's product
         off the average, per step. Random W: sqrt of the second eigenvalue of E[W'W].
@@ -160,9 +159,9 @@ class Topology:
 
     @cached_property
     def exact_after(self) -> int | None:
-        """Steps, counted from a multiple of the period, whose product is the exact average.
+        """The number of steps from the start of a period that give the exact average.
 
-        At least 1 and at most the period; None if a period is not enough or the weights are random.
+        None if a whole period does not, or if the weights are random.
         """
         if self.period is None:
             return 1 if self.num_nodes == 1 else None
@@ -178,7 +177,7 @@ class Topology:
         return 1.0 - self.rho
 
     def fingerprint(self) -> str:
-        """A short hash of the weights, for nodes to check that they mean the same network."""
+        """Return a short hash of the weights, to check that all nodes have the same network."""
         digest = hashlib.sha256(f"{self.num_nodes} {self.period}".encode())
         for w in self._sampled():
             digest.update(w.columns.tobytes() + np.round(w.values, 12).tobytes())

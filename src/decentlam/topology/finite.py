@@ -19,11 +19,10 @@ def base_graph(n: int, k: int = 1) -> Topology:
     """The Base-(k+1) graph: at most k peers, exact in at most 2 log_{k+1}(n) + 2 steps, any n.
 
     The digits of n in base k + 1 split the nodes into sets of a (k+1)^p nodes. First each set
-    averages itself. Then one set after the other, the largest first, hands its share to all smaller
-    ones at once, with weights that leave every part of it holding the average of everybody. At last
-    the parts average themselves. Nodes with nothing to do average what is already equal, which
-    changes no product but helps a training run. The steps count from a multiple of the period:
-    exactness is a property of whole periods, not of any so many steps.
+    averages its own nodes. Then each set, the largest first, averages with all smaller sets at
+    once, with weights such that every part of it holds the average of all nodes. Finally the parts
+    average their own nodes. Idle nodes average with nodes that are already equal, which does not
+    change the result but helps in training. The average is exact over a whole period only.
 
     Takezawa, Sato, Bao, Niwa, Yamada: Beyond Exponential Graph, 2023 (arXiv 2305.11420), where this
     is the simple Base-(k+1) graph.

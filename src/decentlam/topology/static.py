@@ -12,7 +12,7 @@ from decentlam.topology.weights import SparseWeights, metropolis_hastings, shift
 
 
 def ring(n: int) -> Topology:
-    """Every node talks to the one before and the one after it; two nodes share one edge.
+    """Each node averages with the node before and the node after it. Two nodes share one edge.
 
     >>> round(ring(8).rho, 6)  # (1 + 2 cos(2 pi / 8)) / 3
     0.804738
@@ -22,9 +22,9 @@ def ring(n: int) -> Topology:
 
 
 def mesh(n: int, torus: bool = False) -> Topology:
-    """A 2-D grid of the two closest factors of n (8 is 2 x 4; a prime is a line).
+    """A 2-D grid of the two closest factors of n: 8 is 2 x 4, a prime number is a line.
 
-    `torus` joins the opposite borders.
+    `torus` joins opposite borders.
     """
     n = check_num_nodes(n, "mesh")
     height = next(h for h in range(int(n**0.5), 0, -1) if n % h == 0)
@@ -39,25 +39,25 @@ def mesh(n: int, torus: bool = False) -> Topology:
 
 
 def torus(n: int) -> Topology:
-    """The mesh with its opposite borders joined."""
+    """A mesh whose opposite borders are joined."""
     return mesh(n, torus=True)
 
 
 def star(n: int) -> Topology:
-    """Node 0 talks to everybody, everybody only to node 0."""
+    """Node 0 averages with all others; they average with node 0 only."""
     n = check_num_nodes(n, "star")
     leaves = np.arange(1, n)
     return graph("star", np.stack([np.zeros_like(leaves), leaves], 1), "node 0 in the middle", n)
 
 
 def complete(n: int) -> Topology:
-    """Everybody talks to everybody: W is the exact average."""
+    """All nodes average with all others: the exact average in every step."""
     n = check_num_nodes(n, "complete", most=5_000)  # n^2 weights are held in memory
     return graph("complete", np.stack(np.triu_indices(n, 1), 1), "exact average every step", n)
 
 
 def hypercube(n: int) -> Topology:
-    """Nodes whose numbers differ in one binary digit talk; n must be a power of two."""
+    """Nodes average if their numbers differ in one binary digit. n must be a power of two."""
     n = check_num_nodes(n, "hypercube")
     dimension = hypercube_dimension(n, "hypercube")
     nodes, bits = np.divmod(np.arange(n * dimension), max(1, dimension))
@@ -66,11 +66,11 @@ def hypercube(n: int) -> Topology:
 
 
 def symmetric_exponential(n: int) -> Topology:
-    """Odd node i talks to the even nodes i + 1, i + 3, i + 7, ... (mod n) at every step.
+    """Odd node i averages with the even nodes i + 1, i + 3, i + 7, ... (mod n) in every step.
 
-    The paper's appendix lists hops 2^k - 1 with misprints in its first and last term; this is
-    k = 1 .. floor(log2(n - 1)), at least two hops so that n = 4 is connected. Odd n has no such
-    two-sided split: there every node i talks to i +- 1, i +- 3, i +- 7, ...
+    The hops are 2^k - 1 for k = 1 .. floor(log2(n - 1)), at least two so that n = 4 is connected
+    (the formula in the paper's appendix has misprints). If n is odd, every node i averages with
+    i +- 1, i +- 3, i +- 7, ...
     """
     n = check_num_nodes(n, "symmetric_exponential")
     edges = _hops(n, exponential_hops(n), of=slice(1, None, 2) if n % 2 == 0 else slice(None))
@@ -79,7 +79,7 @@ def symmetric_exponential(n: int) -> Topology:
 
 
 def exponential(n: int) -> Topology:
-    """Every node hears i - 1, i - 2, i - 4, ... (mod n) with equal weights: directed."""
+    """Node i receives from i - 1, i - 2, i - 4, ... (mod n) with equal weights: directed."""
     n = check_num_nodes(n, "exponential")
     hops = [0] + [-(2**k) for k in range((n - 1).bit_length())]
     weights = shifts(n, hops, [1.0 / len(hops)] * len(hops))

@@ -14,10 +14,10 @@ from decentlam.topology.weights import SparseWeights, pairs, shifts
 
 
 def bipartite_random_match(n: int, seed: int = 0) -> Topology:
-    """Return a network of random pairs: new ones are drawn at every step, and each averages.
+    """Random pairs average, new ones in every step. This is the default topology.
 
-    The pairs depend on (seed, step) alone, so that all nodes draw the same ones without talking.
-    For odd n one node rests.
+    The pairs depend only on (seed, step), so all nodes draw the same ones. If n is odd, one node
+    rests.
     """
     n = check_num_nodes(n, "bipartite_random_match")
     return Topology(
@@ -31,10 +31,10 @@ def bipartite_random_match(n: int, seed: int = 0) -> Topology:
 
 
 def two_random_matches(n: int, seed: int = 0) -> Topology:
-    """Two random pairings at every step: a node and its two partners have a third each.
+    """Each node averages with two random peers in every step, with weights of a third.
 
-    Where both pairings give a node the same partner, that one has two thirds; where n is odd and a
-    node rests in a pairing, it keeps that third. In 16 bits the two messages have the bytes of one.
+    If both peers are the same node, its weight is two thirds. If n is odd, a node that rests keeps
+    that third itself. In 16 bits the two messages have the bytes of one.
     """
     n = check_num_nodes(n, "two_random_matches")
     return Topology(
@@ -49,9 +49,9 @@ def two_random_matches(n: int, seed: int = 0) -> Topology:
 
 
 def one_peer_exponential(n: int) -> Topology:
-    """Step k: node i averages with what it hears from i - 2^k (mod n): directed, one message.
+    """Node i receives from i - 2^k (mod n) in step k: directed, one message.
 
-    When n is a power of two, log2(n) steps average exactly.
+    If n is a power of two, log2(n) steps give the exact average.
     """
     n = check_num_nodes(n, "one_peer_exponential")
     period = max(1, (n - 1).bit_length())
@@ -61,9 +61,9 @@ def one_peer_exponential(n: int) -> Topology:
 
 
 def one_peer_symmetric_exponential(n: int) -> Topology:
-    """The symmetric exponential graph one matching at a time: odd i with even i + 2^k - 1.
+    """Odd node i averages with even node i + 2^k - 1 (mod n) in step k.
 
-    For odd n the nodes rest one after the other, and the others are paired as if they were alone.
+    If n is odd, the nodes take turns to rest, and the others are paired as if they were alone.
     """
     n = check_num_nodes(n, "one_peer_symmetric_exponential")
     hops = exponential_hops(max(2, n - n % 2))
@@ -78,9 +78,9 @@ def one_peer_symmetric_exponential(n: int) -> Topology:
 
 
 def one_peer_hypercube(n: int) -> Topology:
-    """Step k: nodes whose numbers differ in binary digit k average; n must be a power of two.
+    """Nodes whose numbers differ in binary digit k average in step k.
 
-    log2(n) steps average exactly.
+    n must be a power of two. log2(n) steps give the exact average.
     """
     n = check_num_nodes(n, "one_peer_hypercube")
     dimension = hypercube_dimension(n, "one_peer_hypercube")
