@@ -52,8 +52,8 @@ def train(
             nodes.step(F.cross_entropy, inputs, labels, lr=lr)
     except decentlam.NonFiniteError:
         return {"averaged": None, "own": None, "apart": None, "diverged": step}
-    apart = nodes.consensus_distance()
-    return {"averaged": training.top1(training.nodes.averaged()), "own": training.own(most=8), "apart": apart}
+    averaged, own = training.top1(nodes.averaged()), training.own(most=8)
+    return {"averaged": averaged, "own": own, "apart": nodes.consensus_distance()}
 
 
 def main() -> None:
