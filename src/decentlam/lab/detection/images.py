@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentlam.lab.data.loading import load_items
+from decentlam.lab.data.batches import load_items
 from decentlam.lab.detection.annotations import AnnotatedImage
 
 LONGEST = 5 / 3  # of a resized image, in shorter sides: 1333 for 800, 1000 for 600

@@ -21,7 +21,7 @@ from decentlam.data import Change, Deal, Place
 from decentlam.elastic import membership
 from decentlam.errors import CheckpointError
 from decentlam.lab.data import Batches, load_batches
-from decentlam.lab.data.loading import StepBatches
+from decentlam.lab.data.batches import StepBatches
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.tasks import Task
@@ -66,8 +66,8 @@ class SimulatedEngine:
 
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
         """Yield the arguments of `train`, step by step."""
-        nodes = range(self.num_nodes)
-        return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
+        nodes, steps = range(self.num_nodes), range(self.step, last_step)
+        return load_batches(self._task.data, batches, nodes, steps, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
         """Start to write what `decentlam watch` shows of this process."""
@@ -196,8 +196,8 @@ class ProcessEngine:
         if self._past is not None:
             loaded = self._shared_batches(batches)
         else:
-            nodes = [self.network.node]
-            loaded = load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
+            nodes, steps = [self.network.node], range(self.step, last_step)
+            loaded = load_batches(self._task.data, batches, nodes, steps, workers)
         return loaded if self._monitor is None else self._monitor.loading(loaded)
 
     def watch(self, directory: Path, total_steps: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from decentlam.errors import ExchangeError, NonFiniteError
 from decentlam.lab.data import Batches
-from decentlam.lab.data.loading import StepBatches
+from decentlam.lab.data.batches import StepBatches
 from decentlam.lab.train.engines import Engine
 from decentlam.lab.train.meter import Agreement, Meter
 from decentlam.lab.train.records import CHECKPOINT, RunOptions, RunWriter
