@@ -217,7 +217,7 @@ class Fuzz:
 
 OPTIONS = {
     "topology": ["-n", "--steps", "--lazy", "--message-bytes", "--json", "--out", "star", "--help"],
-    "simulate": ["-n", "--lr", "--momentum", "--sigma", "--seed", "--json", "star", "--out"],
+    "simulate": ["-n", "--lr", "--momentum", "--seed", "--json", "star", "--out"],
     "predict": ["-n", "--bandwidth", "--latency-us", "--overlap", "--bucket-mb", "--momentum",
                 "--processes-per-node", "--straggler-ms", "--stragglers", "--batch", "--bytes-each",
                 "--forward-fraction", "--calibration", "--parameters", "--compute-ms", "--json"],

@@ -34,7 +34,6 @@ def simulate(
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.001,
     momentum: Annotated[float, typer.Option(help="beta of the method.")] = 0.8,
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 600,
-    sigma: Annotated[float, typer.Option(help="Gradient noise, E|noise|^2 = sigma^2.")] = 0.0,
     seed: Seed = 0,
     out: Annotated[str | None, out_option("Plot the error to this PNG or SVG.")] = None,
     as_json: Json = False,
@@ -48,13 +47,12 @@ def simulate(
         steps_to,
         trace,
     )
-    from decentlam.lab.theory.linear_regression import linear_regression
+    from decentlam.lab.theory import linear_regression
     from decentlam.topology import resolve
 
     problem = linear_regression(nodes, seed=seed)
     topology = resolve(network, nodes)
-    gradient = problem.noisy(sigma, seed) if sigma else None
-    errors, x = trace(problem, method, topology, lr, momentum, steps, gradient)
+    errors, x = trace(problem, method, topology, lr, momentum, steps)
     facts: dict[str, Any] = {
         "method": method,
         "topology": topology.name,

@@ -15,8 +15,7 @@ from decentlam import Nodes
 from decentlam.lab import plot_style
 from decentlam.lab.studies.common import where
 from decentlam.lab.studies.study import Record, Study, Tick, silent
-from decentlam.lab.theory import fixed_point
-from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
+from decentlam.lab.theory import Quadratic, fixed_point, linear_regression
 from decentlam.topology import Topology, resolve
 
 # Each sweep's x-axis, and the power of it in the paper's orders. That of 1/(1-beta) depends on the
@@ -106,12 +105,11 @@ def run(setting: Bias, tick: Tick = silent) -> list[Record]:
     return records
 
 
-def record(problem: LinearRegression, point: Point, measured: float, steps: int) -> Record:
+def record(problem: Quadratic, point: Point, measured: float, steps: int) -> Record:
     """Return the measured limit beside the closed form and the paper's order and power."""
-    q = problem.quadratic
-    closed = fixed_point(point.method, point.topology, q.hessians, q.linear, point.lr, point.beta)
+    closed = fixed_point(point.method, point.topology, problem, point.lr, point.beta)
     rho = point.topology.rho
-    x = {"beta": 1 / (1 - point.beta), "lr": point.lr, "rho": 1 / (1 - rho), "b2": q.b2}
+    x = {"beta": 1 / (1 - point.beta), "lr": point.lr, "rho": 1 / (1 - rho), "b2": problem.b2}
     return {
         "sweep": point.sweep,
         "x": x[point.sweep],
@@ -121,19 +119,19 @@ def record(problem: LinearRegression, point: Point, measured: float, steps: int)
         "lr": point.lr,
         "beta": point.beta,
         "rho": rho,
-        "b2": q.b2,
+        "b2": problem.b2,
         "measured": measured,
         "closed_form": problem.bias(closed),
         "steps": steps,
     }
 
 
-def limit(problem: LinearRegression, point: Point, tolerance: float) -> tuple[float, int]:
+def limit(problem: Quadratic, point: Point, tolerance: float) -> tuple[float, int]:
     """Return the bias, and the steps, when one more time constant moves the models no more."""
     start = problem.x_star.expand_as(problem.start)
     nodes = Nodes(point.method, point.topology, start, point.beta)
     # The slowest mode is the common one: the average moves by lr * curvature / (1-beta) per step.
-    slowest = torch.linalg.eigvalsh(problem.quadratic.hessians.mean(0))[0].item()
+    slowest = torch.linalg.eigvalsh(problem.hessians.mean(0))[0].item()
     chunk = int((1 - point.beta) / (point.lr * slowest) + 10 / (1 - point.beta))
     for _ in range(100):
         before = nodes.x.clone()

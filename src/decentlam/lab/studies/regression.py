@@ -14,8 +14,7 @@ from decentlam import simulate
 from decentlam.lab import plot_style
 from decentlam.lab.studies.common import METHODS
 from decentlam.lab.studies.study import Record, Study, Tick, silent
-from decentlam.lab.theory.fixed_point import COUPLINGS, fixed_point
-from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
+from decentlam.lab.theory import COUPLINGS, Quadratic, fixed_point, linear_regression
 from decentlam.topology import Topology, resolve
 
 TARGET = 1e-4  # the relative error that "steps to" counts
@@ -78,13 +77,12 @@ def run(setting: Regression, tick: Tick = silent) -> list[Record]:
 
 
 def trace(
-    problem: LinearRegression,
+    problem: Quadratic,
     method: str,
     topology: Topology,
     lr: float,
     momentum: float,
     steps: int,
-    gradient: Any = None,
     **hyper: Any,
 ) -> tuple[list[float], Tensor]:
     """Return the relative error before and after every step, and the last models."""
@@ -93,7 +91,7 @@ def trace(
         method,
         topology,
         problem.start,
-        gradient or problem.gradient,
+        problem.gradient,
         lr,
         steps,
         momentum,
@@ -104,14 +102,12 @@ def trace(
 
 
 def closed_form_error(
-    problem: LinearRegression, method: str, topology: Topology, lr: float, momentum: float
+    problem: Quadratic, method: str, topology: Topology, lr: float, momentum: float
 ) -> float | None:
     """Return the relative error of the method's fixed point; None where it has none."""
     if method not in COUPLINGS or not topology.static:
         return None
-    q = problem.quadratic
-    x = fixed_point(method, topology, q.hessians, q.linear, lr, momentum)
-    return problem.relative_error(x)
+    return problem.relative_error(fixed_point(method, topology, problem, lr, momentum))
 
 
 def steps_to(errors: Sequence[float], target: float) -> int | None:
