@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from decentlam.errors import CheckpointError, ExchangeError, LaunchError
@@ -37,6 +37,19 @@ def show(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def table_text(rows: Sequence[Record]) -> str:
+    """Return the rows, which have the same keys, as an aligned table in Markdown."""
+    cells = [[show(value).replace("|", "/") for value in row.values()] for row in rows]
+    columns = zip([key.replace("_", " ") for key in rows[0]], *cells, strict=True)
+    lines = zip(*(_column(*column) for column in columns), strict=True)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _column(head: str, *cells: str) -> list[str]:
+    width = max(map(len, (head, *cells)))
+    return [head.ljust(width), "-" * width, *(cell.ljust(width) for cell in cells)]
 
 
 def explained(error: BaseException | None) -> str | None:

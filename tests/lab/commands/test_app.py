@@ -33,37 +33,24 @@ def test_help_says_what_to_do_next(arguments: tuple[str, ...]):
         assert registered.callback is not None and registered.callback.__name__ in result.output
 
 
-QUICK_TO_ANSWER = (
-    ("--help",),
-    ("--version",),
-    ("nope",),
-    *((name, "--help") for name in ("train", "topology", "reproduce", "predict", "simulate")),
-    ("train", "--nope"),
-    ("train", "--recipe", "nope"),
-    ("train", "--method", "nope"),
-    ("simulate", "dsgd", "nope"),
-    ("reproduce", "nope"),
-)
-
-
 ANSWER = """
 import sys
 from decentlam.__main__ import main
 
-for words in {commands!r}:
+for words in ([], ["--version"], *([name, "--help"] for name in {commands!r})):
     sys.argv = ["decentlam", *words]
     try:
         main()
     except SystemExit as end:
-        assert end.code == (2 if "nope" in " ".join(words) else 0), words
+        assert not end.code, words
 heavy = {{"torch", "numpy", "scipy", "sklearn", "matplotlib", "torchvision"}}
 sys.exit(", ".join(heavy & sys.modules.keys()) or 0)
 """
 
 
-def test_help_and_typos_import_neither_torch_nor_matplotlib():
+def test_help_imports_neither_torch_nor_matplotlib():
     """They take seconds. One process answers everything: it may have imported none at the end."""
-    code = ANSWER.format(commands=QUICK_TO_ANSWER)
+    code = ANSWER.format(commands=[c.callback.__name__ for c in app.registered_commands])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -94,7 +81,6 @@ def test_version():
         (("topology", "nope"), TOPOLOGIES),
         (("simulate", "nope", "ring"), ALGORITHMS),
         (("reproduce", "nope"), STUDIES),
-        (("nope",), ("algorithms", "reproduce", "train", "recipes", "report")),
         (("train", "--recipe", "nope"), RECIPES),
         (("train", "--model", "nope"), MODELS),
     ],
@@ -141,8 +127,7 @@ def test_user_errors_are_one_line_and_exit_2(
     monkeypatch.chdir(tmp_path)
     result = run(*arguments)
     assert result.exit_code == 2
-    lines = [line for line in result.output.splitlines() if "loading torch" not in line]
-    assert len(lines) == 1 and reason in lines[0]
+    assert result.output.count("\n") == 1 and reason in result.output
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 

@@ -12,8 +12,6 @@ from decentlam.lab.terminal import (
     Json,
     Nodes,
     Seed,
-    console,
-    one_of,
     out_option,
     print_json,
     print_table,
@@ -21,14 +19,9 @@ from decentlam.lab.terminal import (
 
 
 def simulate(
-    method: Annotated[
-        str, typer.Argument(help="One of `decentlam algorithms`.", callback=one_of(ALGORITHMS))
-    ],
+    method: Annotated[str, typer.Argument(help=f"One of {', '.join(ALGORITHMS)}.")],
     network: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPOLOGY", help="One of `decentlam topologies`.", callback=one_of(TOPOLOGIES)
-        ),
+        str, typer.Argument(metavar="TOPOLOGY", help=f"One of {', '.join(TOPOLOGIES)}.")
     ],
     nodes: Nodes = 8,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.001,
@@ -82,6 +75,6 @@ def simulate(
         return print_json(facts | {"plot": out, "warning": warning})
     print_table([facts])
     if warning:
-        console().print(f"\n{warning}")
+        typer.echo(f"\n{warning}")
     if out is not None:
-        console().print(f"\nWrote {out}")
+        typer.echo(f"\nWrote {out}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import platform
@@ -80,9 +79,7 @@ def _lock(file: IO[str], directory: Path) -> None:
         return
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            raise
+    except (BlockingIOError, PermissionError):
         raise ValueError(
             f"another run is writing to {directory}; wait for its end, or choose another "
             "directory with --out"
@@ -197,8 +194,8 @@ class RunWriter:
         self._file = (self.directory / RECORDS).open("a", encoding="utf-8")
         if not self._options.quiet:
             recipe = self._options.recipe
-            self._progress = Progress("step", self.steps, step, f"{recipe.method} on {recipe.data}")
-            self._progress.say()
+            self._progress = Progress("step", step)
+            self._progress.update(step, self.steps, f"{recipe.method} on {recipe.data}", now=True)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Add a record; does nothing where another process writes."""
@@ -216,14 +213,10 @@ class RunWriter:
             self.last_evaluation = record
         if self._progress is not None and kind != "end":
             self._latest |= record
-            self._progress.update(step, self.steps, in_words(self._latest))
-            if kind == "evaluation":
-                self._progress.say()
+            words, now = in_words(self._latest), kind == "evaluation"
+            self._progress.update(step, self.steps, words, now)
 
     def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.__exit__()
-            self._progress = None
         if self._file is not None:
             self._file.close()
             self._file = None
