@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from decentlam.lab.detection import load_boxes
-from decentlam.lab.detection.shapes import draw_shapes
-from tests.lab.detection.boxes import coco_content, write_coco, write_voc
+from tests.lab.detection.boxes import coco_content, draw_shapes, write_coco, write_voc
 
 
 def test_voc_is_read_as_published(tmp_path: Path):

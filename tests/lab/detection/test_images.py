@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from decentlam.lab.detection import load_boxes
-from decentlam.lab.detection.shapes import annotation, draw_shapes
-from tests.lab.detection.boxes import write_image, write_voc
+from tests.lab.detection.boxes import annotation, draw_shapes, write_image, write_voc
 
 
 def test_images_are_resized_and_flipped_with_their_boxes(tmp_path: Path):

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from decentlam.lab.detection.detectors import make_detector
-from decentlam.lab.detection.shapes import draw_shapes
 from decentlam.lab.recipes import Recipe, make
 from decentlam.lab.train import Summary, train
 from decentlam.lab.train.tasks import Numerics, make_task
 from tests.helpers.processes import run_processes
-from tests.lab.detection.boxes import write_voc
+from tests.lab.detection.boxes import draw_shapes, write_voc
 from tests.lab.helpers import StopAfter, assert_close, assert_same_run, records
 
 NODES = 2

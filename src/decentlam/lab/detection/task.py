@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from decentlam.lab.detection import DetectionData, load_boxes
 from decentlam.lab.detection.detectors import make_detector
 from decentlam.lab.detection.images import DetectionBatch, TestBatch
-from decentlam.lab.detection.scores import MAIN, Scores, from_output, score
+from decentlam.lab.detection.scores import MAIN, Detections, Scores, from_output, score
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.tasks import Numerics, Outcome
+from decentlam.lab.train.tasks import Numerics
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Detection:
         return self.data.test_batches(workers)
 
     @torch.no_grad()
-    def score(self, model: nn.Module, batch: TestBatch) -> Outcome:
+    def score(self, model: nn.Module, batch: TestBatch) -> list[Detections]:
         model.eval()
         with self.numerics.autocast():
             outputs = model([self.numerics.inputs(image) for _, image, _ in batch])
@@ -84,5 +84,5 @@ class Detection:
             for (at, _, scale), output in zip(batch, outputs, strict=True)
         ]
 
-    def numbers(self, outcomes: Sequence[Outcome]) -> Scores:
+    def numbers(self, outcomes: Sequence[list[Detections]]) -> Scores:
         return score(self.data.test, self.data.names, chain.from_iterable(outcomes))
