@@ -225,7 +225,7 @@ class ProcessEngine:
             group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
-        pieces = self._task.pieces(batches[0], self._recipe.micro_batch)
+        pieces: list[tuple[Any, float]] = self._task.pieces(batches[0], self._recipe.micro_batch)
         losses = []
         for k, (piece, share) in enumerate(pieces):
             last = k == len(pieces) - 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import signal
@@ -48,8 +47,7 @@ from decentlam.network.network import ALONE, Network, connect
 
 log = logging.getLogger(__name__)
 
-_DIVERGED = "diverged"  # a key of the group's store, which says where and when
-_runs = itertools.count()  # runs of one process group: each has its own keys
+_DIVERGED = "decentlam train diverged"  # a key of the group's store, which says where and when
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ def train(
     `simulate` runs all nodes in this process. Otherwise each node is a process: those of the
     launcher that started this one, if there is one, else `recipe.nodes` new ones on this machine.
     `resume` continues the run in `directory` from its checkpoint, which must be there. `workers`
-    processes per node load the data. `stop` is looked at about once a second to see whether to end
-    the run early. `elastic` starts `processes` new ones (unless given, one per node), and those
+    processes per node load the data. `stop` is looked at with every step record to see whether to
+    end the run early. `elastic` starts `processes` new ones (unless given, one per node), and those
     again that die, of which `note` is told.
     """
     options = RunOptions(recipe, directory, simulate, resume, elastic, workers, quiet)
@@ -115,8 +113,7 @@ def train(
 
 
 def _train_in_new_processes(options: RunOptions, stop: Stop) -> Summary:
-    """Start a process per node on this machine. A file, which they look for about once a second,
-    asks them to stop."""
+    """Start a process per node on this machine. A file asks them to stop."""
     nodes = options.recipe.nodes
     backend = "nccl" if torch.cuda.device_count() >= nodes else "gloo"
     with claimed(options), tempfile.TemporaryDirectory() as directory:
@@ -176,7 +173,8 @@ def train_node(
     recipe, directory = options.recipe, options.directory
     # A process that joins an elastic run does all of this while the others train.
     network = ALONE if options.simulate or options.elastic else connect()
-    store = None if network.group is None else _store_of_run()
+    distributed: Any = dist.distributed_c10d
+    store = None if network.group is None else distributed._get_default_store()
     numerics = Numerics(recipe.precision, _device(network, options.elastic))
     task, batches = on_all_processes(network, lambda: _read_data(recipe, numerics, options.elastic))
     steps_per_epoch = max(1, len(task.data.labels) // recipe.batch)
@@ -233,11 +231,6 @@ def _warn(recipe: Recipe, task: Task, options: RunOptions) -> None:
     # A study would say what its data lacks for every run.
     for text in [*([reason] if reason else []), *([] if options.quiet else task.notes)]:
         log.warning("%s", text)
-
-
-def _store_of_run() -> dist.Store:
-    store: Any = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"decentlam train {next(_runs)}", store)
 
 
 def _divergence(error: Exception, store: dist.Store | None) -> tuple[int, float, str]:
