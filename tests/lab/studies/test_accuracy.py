@@ -68,7 +68,8 @@ def test_the_best_rate_of_the_first_seed_is_that_of_all(tmp_path: Path):
 
 
 def brief(case: accuracy.Case, epochs: float) -> Recipe:
-    return replace(case.base, epochs=epochs, warmup_epochs=epochs / 10)
+    times = {"epochs": epochs, "warmup_epochs": epochs / 10, "evaluate_every": epochs}
+    return replace(case.base, **times)
 
 
 def run_here(directory: Path, *recipes: Recipe) -> None:

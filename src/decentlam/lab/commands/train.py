@@ -170,9 +170,9 @@ def _resumed(name: str | None, changes: dict[str, Any], out: str | None) -> Plan
     from decentlam.lab.train.records import read_recipe
 
     directory = Path(out) if out else newest()
-    before, simulated = read_recipe(directory)
+    before, info = read_recipe(directory)
     recipe = recipes.make(name, **changes) if name else dataclasses.replace(before, **changes)
-    return recipe, directory, simulated
+    return recipe, directory, bool(info.get("simulated"))
 
 
 def _pair(text: str) -> tuple[str, Any]:

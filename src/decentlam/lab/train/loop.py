@@ -46,10 +46,11 @@ def train_steps(
             lr = recipe.lr * factor(engine.step)
             train_step(engine, source, lr, meter)
             done = engine.step  # a node of an elastic run that was behind may have skipped some
-            stop = alone and asked_to_stop()
+            asked = asked_to_stop()
+            stop = alone and asked
             if done % recipe.log_every == 0 or done == steps:
                 # A node must not leave while a neighbor waits for its next message: all stop here.
-                values, stop = meter.take(engine.together, stop or asked_to_stop())
+                values, stop = meter.take(engine.together, asked)
                 samples = recipe.batch_per_node * engine.num_nodes
                 values["images_per_second"] = samples / values["step_seconds"]
                 writer.write("step", done, lr=lr, nodes=engine.num_nodes, **values)

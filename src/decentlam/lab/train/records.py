@@ -86,8 +86,8 @@ def _lock(file: IO[str], directory: Path) -> None:
         ) from None
 
 
-def read_recipe(directory: Path) -> tuple[Recipe, bool]:
-    """Return the recipe of the run that was started there, and whether its nodes were simulated."""
+def read_recipe(directory: Path) -> tuple[Recipe, Record]:
+    """Return the recipe of the run that was started there, and all of run.json."""
     file = directory / RUN
     if not file.is_file():
         raise ValueError(
@@ -95,14 +95,14 @@ def read_recipe(directory: Path) -> tuple[Recipe, bool]:
             "--resume"
         )
     try:
-        info = parse_json(file.read_bytes())
-        recipe, simulated = recipes.from_json(info["recipe"]), info["simulated"]
+        info: Record = parse_json(file.read_bytes())
+        recipe = recipes.from_json(info["recipe"])
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
             f"{file} is damaged or of another version: {type(error).__name__}: {error}; choose "
             "another directory with --out, or start anew"
         ) from error
-    return recipe, bool(simulated)
+    return recipe, info
 
 
 def check(options: RunOptions) -> None:
@@ -116,11 +116,12 @@ def check(options: RunOptions) -> None:
                 f"{directory} holds a run already; {how}, or choose another directory with --out"
             )
         return
-    before, was_simulated = read_recipe(directory)
+    before, info = read_recipe(directory)
     here, there = options.recipe.as_json(), before.as_json()
     differences = [f"{k} was {there[k]!r}, is {here[k]!r}" for k in here if here[k] != there[k]]
-    if was_simulated != options.simulate:
-        differences.append(f"it was {'' if was_simulated else 'not '}simulated")
+    for kind, now in (("simulated", options.simulate), ("elastic", options.elastic)):
+        if bool(info.get(kind)) != now:
+            differences.append(f"it was {'not ' * now}{kind}")
     if differences:
         raise ValueError(
             f"the run in {directory} is another one: {'; '.join(differences)}. Resume it with "
@@ -144,6 +145,7 @@ def describe(
         "versions": versions(),
         "command": recipes.command(recipe, *chosen, "--out", str(options.directory)),
         "simulated": options.simulate,
+        "elastic": options.elastic,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "parameters": parameters,
         "steps": recipe.steps(steps_per_epoch),

@@ -20,13 +20,7 @@ from decentlam.checkpoint.all_processes import on_all_processes, on_process_0
 from decentlam.errors import LaunchError
 from decentlam.lab.data import Batches, split
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.engines import (
-    Engine,
-    PastMembers,
-    ProcessEngine,
-    SimulatedEngine,
-    read_past,
-)
+from decentlam.lab.train.engines import Engine, ProcessEngine, SimulatedEngine
 from decentlam.lab.train.loop import DivergenceError, train_steps
 from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.records import (
@@ -152,9 +146,8 @@ def _train_elastic(
     if processes is not None and processes < 1:
         raise ValueError(f"nodes must be 1 or more, got {processes}")
     with claimed(options):
-        past = read_past(directory / CHECKPOINT) if options.resume else PastMembers()
         collect = functools.partial(survivors, note=note, stopped=lambda: stop.requested)
-        work = (options, bool, past)  # bool() is False: whoever started them ends them
+        work = (options, bool)  # bool() is False: whoever started them ends them
         results = run_here(train_node, processes or recipe.nodes, work, elastic=collect)
     written = [summary for summary in results if summary.evaluation is not None] or results
     if not written:  # all were ended, with what they had not saved
@@ -163,9 +156,7 @@ def _train_elastic(
     return summary
 
 
-def train_node(
-    options: RunOptions, asked_to_stop: Callable[[], bool], past: PastMembers | None = None
-) -> Summary:
+def train_node(options: RunOptions, asked_to_stop: Callable[[], bool]) -> Summary:
     """Take this process's part in a run: all simulated nodes, or one node of the group it is in.
 
     Process 0 writes the run directory.
@@ -182,7 +173,7 @@ def train_node(
     if options.simulate:
         engine = SimulatedEngine(recipe, task)
     else:
-        engine = ProcessEngine(recipe, task, past)
+        engine = ProcessEngine(recipe, task, options.elastic)
     meter = Meter()
     if options.resume:
         engine.load(directory / CHECKPOINT, meter)
