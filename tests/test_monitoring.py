@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import decentlam
-from tests.helpers.processes import HANG_SECONDS, run_processes
+from tests.helpers.processes import run_processes
 
 NODES, STEPS = 4, 30
 
@@ -155,13 +155,11 @@ def test_bad_arguments_are_refused_with_what_is_allowed() -> None:
 # Real processes ----------------------------------------------------------------------------------
 
 
-def scenario(directory: str, topology: str, hidden: bool) -> dict[str, Any]:
-    """Train on numbers that pull the nodes apart; process 3 may see another disk."""
+def scenario(directory: str, topology: str) -> list[tuple[float | None, float]]:
+    """Train on numbers that pull the nodes apart; return what is told of it and what is true."""
     torch.manual_seed(7 + dist.get_rank())
     model = torch.nn.Linear(1000, 1, bias=False)
     optimizer = decentlam.DSGD(model.parameters(), lr=1.0, topology=topology, overlap="none")
-    if hidden and dist.get_rank() == 3:
-        directory += "/elsewhere"
     watch = decentlam.monitor(optimizer, directory, every_seconds=0)
     found: list[tuple[float | None, float]] = []
     for _ in range(STEPS):
@@ -171,27 +169,22 @@ def scenario(directory: str, topology: str, hidden: bool) -> dict[str, Any]:
         optimizer.step()
         assert watch._latest is not None
         found.append((watch._latest["disagreement"], before))
-        if hidden:  # for else a step is over before a request to the store is
-            sending: Any = watch._write.__self__._sending  # type: ignore[attr-defined]
-            _ = sending and sending.result(HANG_SECONDS)
-        dist.barrier()
     watch.close()
-    return {"found": found}
+    return found
 
 
 @pytest.fixture(scope="module", params=["bipartite-random-match", "complete"])
 def estimates(request: Any, tmp_path_factory: Any) -> Iterator[tuple[Path, list[Any]]]:
     directory = tmp_path_factory.mktemp("run")
-    yield directory, run_processes(scenario, NODES, (str(directory), request.param, False))
+    yield directory, run_processes(scenario, NODES, (str(directory), request.param))
 
 
 def test_what_mixing_moves_tells_the_disagreement(estimates: tuple[Path, list[Any]]) -> None:
     """Messages are x - lr g: models with a fresh, independent gradient of length sqrt(1000)."""
     _, everyone = estimates
-    assert all(isinstance(one, dict) for one in everyone), everyone
-    squares = [value**2 for one in everyone for value, _ in one["found"] if value is not None]
+    squares = [value**2 for one in everyone for value, _ in one if value is not None]
     told = math.sqrt(sum(squares) / len(squares))
-    before = [distance**2 for _, distance in everyone[0]["found"]]
+    before = [distance**2 for _, distance in everyone[0]]
     true = math.sqrt(sum(before) / len(before) + 1000 * (NODES - 1) / NODES)
     assert told == pytest.approx(true, rel=0.1)
 
@@ -208,12 +201,3 @@ def test_every_process_writes_a_file_and_process_0_says_what_runs(
     info = json.loads((directory / "run.json").read_text())
     assert info["recipe"]["method"] == "dsgd" and info["recipe"]["nodes"] == NODES
     assert info["parameters"] == 1000
-
-
-def test_a_process_on_another_machine_hands_its_records_to_process_0(tmp_path: Path) -> None:
-    everyone = run_processes(scenario, NODES, (str(tmp_path), "ring", True))
-    assert all(isinstance(one, dict) for one in everyone), everyone
-    assert not (tmp_path / "elsewhere").exists()
-    lines = (tmp_path / "nodes" / "3.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines]
-    assert len(steps) > STEPS / 2 and steps == sorted(steps)
