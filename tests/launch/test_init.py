@@ -25,7 +25,7 @@ from decentlam.lab import network as emulation
 from decentlam.launch import init as group
 from decentlam.network import groups, network
 from decentlam.network import heartbeat as watch
-from tests.helpers.processes import HANG_SECONDS
+from tests.helpers.processes import HANG_SECONDS, wait_for
 from tests.helpers.quadratic import Quadratic
 from tests.helpers.scripts import (
     JOIN,
@@ -204,11 +204,8 @@ def test_the_store_of_process_0_listens_at_master_addr_only(tmp_path: Path) -> N
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     process = fork(join_group, tmp_path / "0", **place)
     try:
-        deadline = time.monotonic() + HANG_SECONDS
-        while not (listening := listeners(port)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert listening == ["0100007F"]  # 127.0.0.1
+        assert wait_for(lambda: bool(listeners(port)))
+        assert listeners(port) == ["0100007F"]  # 127.0.0.1
     finally:
         process.kill()
         process.join()
@@ -278,10 +275,7 @@ def test_a_death_while_another_has_not_come_is_named_soon(tmp_path: Path) -> Non
     processes = start_some(wait_for_the_last, {victim: (), survivor: ()}, tmp_path)
     try:
         outs = [tmp_path / str(rank) for rank in processes]
-        deadline = time.monotonic() + HANG_SECONDS
-        while not all(out.exists() and "waits" in out.read_text() for out in outs):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert wait_for(lambda: all(o.exists() and "waits" in o.read_text() for o in outs))
         processes[victim].kill()
         text = end(processes[survivor], tmp_path / str(survivor), SOON)
         assert f"process {victim} (pid {processes[victim].pid} on " in text, text

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 import decentlam
 from decentlam.errors import LaunchError
-from tests.helpers.processes import HANG_SECONDS
+from tests.helpers.processes import HANG_SECONDS, wait_for
 from tests.helpers.scripts import alive, environment, fork, run_as_main
 
 
@@ -132,18 +131,11 @@ def test_nothing_outlives_the_script_that_calls_launch(number: int, tmp_path: Pa
     script.write_text(SLEEPERS)
     process = fork(run_as_main, tmp_path / "output", str(script), str(tmp_path))
     assert process.pid is not None
-    assert within_limit(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    assert wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
     os.kill(process.pid, number)
     process.join(HANG_SECONDS)
     assert process.exitcode
-    assert within_limit(lambda: not any(alive(path.stem) for path in tmp_path.glob("*.pid")))
-
-
-def within_limit(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
+    assert wait_for(lambda: not any(alive(path.stem) for path in tmp_path.glob("*.pid")))
 
 
 @pytest.mark.system
