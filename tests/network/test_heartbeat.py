@@ -235,8 +235,8 @@ def test_who_had_the_store_and_is_frozen_gets_what_is_left_of_its_limit(
         assert wait_for(lambda: {2, 3} <= watch._seen.keys())
         os.kill(pid, signal.SIGSTOP)
         assert wait_for(lambda: watch.store_error is not None)
-        watch.use(StoreCalls(open_store()), range(1, 4), 0, 2)
         moved = time.monotonic()
+        watch.use(StoreCalls(open_store()), range(1, 4), 0, 2)
         assert wait_for(lambda: 2 in watch.lost)
         assert time.monotonic() - moved < watch.limit / 2
         assert wait_for(lambda: 3 in watch.lost)
@@ -253,8 +253,8 @@ def test_who_was_never_heard_has_a_limit_to_come_to_the_next_store(
         watch.limit, watch.moves = 3.0, True
         os.kill(pid, signal.SIGSTOP)
         assert wait_for(lambda: watch.store_error is not None)
-        watch.use(StoreCalls(open_store()), range(1, 4), 0, None)
         moved = time.monotonic()
+        watch.use(StoreCalls(open_store()), range(1, 4), 0, None)
         say(watch, 2)
         assert wait_for(lambda: 2 in watch._seen)
         assert not watch.lost
