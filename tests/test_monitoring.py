@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,28 +79,6 @@ def test_loading_counts_the_seconds_until_a_batch_is_there() -> None:
     assert list(source) == [2]
 
 
-def local_steps() -> tuple[float, float]:
-    """Return the bytes per step in a record of four local steps, and those of an average."""
-    torch.manual_seed(dist.get_rank())
-    model = torch.nn.Linear(100, 1)
-    optimizer = decentlam.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), 2)
-    records: list[dict[str, Any]] = []
-    watch = decentlam.monitor(optimizer, records.append, every_seconds=0)
-    for step in range(5):
-        watch._every = 0.0 if step in (0, 4) else math.inf
-        optimizer.zero_grad()
-        model(torch.ones(2, 100)).sum().backward()
-        optimizer.step()
-    statistics = optimizer.statistics
-    assert records[1]["wait_seconds"] == pytest.approx(statistics.total_wait_seconds / 4)
-    return records[1]["bytes_sent"], statistics.bytes_sent
-
-
-def test_what_an_average_of_local_steps_costs_is_shared_by_the_steps() -> None:
-    for told, average in run_processes(local_steps, 2):
-        assert told == 2 * average / 4 > 0
-
-
 class Board:
     """Keeps scalars as a SummaryWriter does."""
 
@@ -173,15 +150,43 @@ def scenario(directory: str, topology: str) -> list[tuple[float | None, float]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["bipartite-random-match", "complete"])
-def estimates(request: Any, tmp_path_factory: Any) -> Iterator[tuple[Path, list[Any]]]:
+def local_steps() -> tuple[float, float]:
+    """Return the bytes per step in a record of four local steps, and those of an average."""
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Linear(100, 1)
+    optimizer = decentlam.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    records: list[dict[str, Any]] = []
+    watch = decentlam.monitor(optimizer, records.append, every_seconds=0)
+    for step in range(5):
+        watch._every = 0.0 if step in (0, 4) else math.inf
+        optimizer.zero_grad()
+        model(torch.ones(2, 100)).sum().backward()
+        optimizer.step()
+    statistics = optimizer.statistics
+    assert records[1]["wait_seconds"] == pytest.approx(statistics.total_wait_seconds / 4)
+    return records[1]["bytes_sent"], statistics.bytes_sent
+
+
+def observe(directory: str) -> dict[str, Any]:
+    found = {
+        name: scenario(f"{directory}/{name}", name)
+        for name in ("bipartite-random-match", "complete")
+    }
+    return {"local steps": local_steps(), **found}
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     directory = tmp_path_factory.mktemp("run")
-    yield directory, run_processes(scenario, NODES, (str(directory), request.param))
+    return directory, run_processes(observe, NODES, (str(directory),))
 
 
-def test_what_mixing_moves_tells_the_disagreement(estimates: tuple[Path, list[Any]]) -> None:
+@pytest.mark.parametrize("name", ["bipartite-random-match", "complete"])
+def test_what_mixing_moves_tells_the_disagreement(
+    observed: tuple[Path, list[Any]], name: str
+) -> None:
     """Messages are x - lr g: models with a fresh, independent gradient of length sqrt(1000)."""
-    _, everyone = estimates
+    everyone = [one[name] for one in observed[1]]
     squares = [value**2 for one in everyone for value, _ in one if value is not None]
     told = math.sqrt(sum(squares) / len(squares))
     before = [distance**2 for _, distance in everyone[0]]
@@ -190,9 +195,9 @@ def test_what_mixing_moves_tells_the_disagreement(estimates: tuple[Path, list[An
 
 
 def test_every_process_writes_a_file_and_process_0_says_what_runs(
-    estimates: tuple[Path, list[Any]],
+    observed: tuple[Path, list[Any]],
 ) -> None:
-    directory, _ = estimates
+    directory = observed[0] / "complete"
     for rank in range(NODES):
         lines = (directory / "nodes" / f"{rank}.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
@@ -201,3 +206,11 @@ def test_every_process_writes_a_file_and_process_0_says_what_runs(
     info = json.loads((directory / "run.json").read_text())
     assert info["recipe"]["method"] == "dsgd" and info["recipe"]["nodes"] == NODES
     assert info["parameters"] == 1000
+
+
+def test_what_an_average_of_local_steps_costs_is_shared_by_the_steps(
+    observed: tuple[Path, list[Any]],
+) -> None:
+    for one in observed[1]:
+        told, average = one["local steps"]
+        assert told == 2 * average / 4 > 0

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -29,7 +28,6 @@ from decentlam.exchange.base import Exchange, Pending, combine
 from decentlam.local_steps import LocalSteps
 from decentlam.network.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
-from decentlam.topology import Topology
 
 NODES, RUN = "nodes", "run.json"  # in the directory: a file per process, and what the run is
 RECORDS = "records.jsonl"  # of `decentlam train`, which has written run.json already
@@ -38,7 +36,7 @@ Destination = Any  # a directory, a SummaryWriter, wandb.run, or a function of a
 T = TypeVar("T")
 
 _WARNINGS = 5  # the last ones that a record has
-_SAMPLE, _PIECE = 1 << 20, 1 << 14  # elements of a model that are looked at, and together
+_SAMPLE = 1 << 20  # elements of a model that are looked at
 
 
 def monitor(
@@ -156,7 +154,7 @@ class Monitor:
             "wait_seconds": (last.total_wait_seconds - self._waited) / count,
             "bytes_sent": (last.total_bytes_sent - self._sent) / count,
             "skipped_steps": last.skipped_steps,
-            "peers": _peers(optimizer.topology, network, optimizer.runtime.index),
+            "peers": optimizer.topology.neighbors(network.node, optimizer.runtime.index),
             "disagreement": self._mixing.disagreement(),
             **means,
             "warnings": list(self._warnings.texts),
@@ -166,11 +164,6 @@ class Monitor:
         self._waited, self._sent = last.total_wait_seconds, last.total_bytes_sent
         self._mixing.due = True
         self._write(self._latest)
-
-
-def _peers(topology: Topology, network: Network, step: int) -> list[int]:
-    """Return whom this node talks to at the step."""
-    return topology.neighbors(network.node, step) if network.num_nodes > 1 else []
 
 
 class _Warnings(logging.Handler):
@@ -257,14 +250,9 @@ class _Mixing(Exchange):
 
 def _moved(pending: Pending, size: int, every: int) -> float:
     """Return the square of what the mix moved the message, whose first term is the message itself;
-    from one piece in `every`."""
-    parts = [slice(k, min(k + _PIECE, size)) for k in range(0, size, _PIECE * every)]
-    squares, own = [], pending.terms[0][1]
-    for part in parts:
-        mixed = combine([(weight, term[part]) for weight, term in pending.terms])
-        squares.append((mixed - own[part]).square_().sum())
-    seen = sum(part.stop - part.start for part in parts)
-    return torch.stack(squares).sum().item() * size / seen if seen else 0.0
+    from one element in `every`."""
+    terms = [(weight, term[:size:every]) for weight, term in pending.terms]
+    return size * (combine(terms) - terms[0][1]).square_().mean().item() if size else 0.0
 
 
 # Where records go --------------------------------------------------------------------------------
