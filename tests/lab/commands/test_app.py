@@ -55,20 +55,12 @@ def test_help_imports_neither_torch_nor_matplotlib():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("known", "table"),
-    [
-        (names.ALGORITHMS, ALGORITHMS),
-        (names.TOPOLOGIES, TOPOLOGIES),
-        (names.STABLE, CHOICES),
-        (names.MODELS, MODELS),
-        (names.DATASETS, DATASETS),
-        (names.STUDIES, STUDIES),
-    ],
-    ids=lambda value: " ".join(value)[:20],
-)
-def test_names_are_those_of_the_tables_they_come_from(known, table):
-    assert known == tuple(table)
+def test_names_are_those_of_the_tables_they_come_from():
+    tables = {"ALGORITHMS": ALGORITHMS, "TOPOLOGIES": TOPOLOGIES, "STABLE": CHOICES}
+    tables |= {"MODELS": MODELS, "DATASETS": DATASETS, "STUDIES": STUDIES}
+    assert {name: getattr(names, name) for name in tables} == {
+        name: tuple(table) for name, table in tables.items()
+    }
 
 
 def test_version():
@@ -76,26 +68,13 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (("topology", "nope"), TOPOLOGIES),
-        (("simulate", "nope", "ring"), ALGORITHMS),
-        (("reproduce", "nope"), STUDIES),
-        (("train", "--recipe", "nope"), RECIPES),
-        (("train", "--model", "nope"), MODELS),
-    ],
-    ids=lambda value: " ".join(value),  # names only: addresses differ between test processes
-)
-def test_unknown_names_exit_2_and_list_the_valid_ones(arguments: tuple[str, ...], names):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert "nope" in result.output and result.output.count("\n") == 1
-    assert all(name in result.output for name in names)
-
-
-@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (("topology", "nope"), "choose from ring"),
+        (("simulate", "nope", "ring"), "choose from pmsgd"),
+        (("reproduce", "nope"), ", ".join(STUDIES)),
+        (("train", "--recipe", "nope"), ", ".join(RECIPES)),
+        (("train", "--model", "nope"), ", ".join(MODELS)),
         (("topology", "ring", "-n", "0"), "at least 1 node"),
         (("topology", "ring", "--lazy", "2"), "rate must be in"),
         (("topology", "ring", "--steps", "0"), "steps must be 1 or more"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Case:
     methods: tuple[str, ...]
     batches: tuple[int, ...]
     factors: tuple[float, ...] = (1.0,)  # of lr: the first seed tries all, the others its best
-    paper: tuple[tuple[str, str], ...] = ()  # its figures, by method
+    paper: Mapping[str, str] = field(default_factory=dict, compare=False)  # its figures, by method
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,6 @@ def large_batch(nodes: int, quick: bool, data: str, path: str | None) -> Sequenc
         data = "digits"
         methods = ("pmsgd", "pmsgd-lars", "dmsgd", "slowmo", "qg-dmsgd", "decentlam")
     batches = fitting(nodes, *((128, 1024) if quick else (512, 2000, 8000)))
-    known = tuple((method, paper.line(row)) for method, row in paper.IMAGENET.items())
     fixed = _base(nodes, data, path, 6.0 if quick else 20.0)
     trend = [
         _base(nodes, data, path, 3.0 if quick else 10.0, shards=shards)
@@ -108,8 +107,8 @@ def large_batch(nodes: int, quick: bool, data: str, path: str | None) -> Sequenc
     ]
     factors = (1.0, 4.0) if quick else (0.25, 1.0, 4.0)
     return [
-        Case("fixed", fixed, methods, batches[-1:], paper=known),
-        *(Case(f"trend, {b.shards}", b, methods, batches, factors, known) for b in trend),
+        Case("fixed", fixed, methods, batches[-1:], paper=paper.IMAGENET),
+        *(Case(f"trend, {b.shards}", b, methods, batches, factors, paper.IMAGENET) for b in trend),
     ]
 
 
@@ -136,12 +135,11 @@ def topologies(nodes: int, quick: bool, data: str, path: str | None) -> Sequence
     batches = fitting(nodes, *((128, 1024) if quick else (2000, 8000)))
     data, epochs = ("digits", 10.0) if quick else (data, 20.0)
     cases = [Case("all-reduce", _base(nodes, data, path, epochs), ("pmsgd",), batches)]
-    for name, row in paper.TOPOLOGIES.items():
+    for name, figures in paper.TOPOLOGIES.items():
         methods: tuple[str, ...] = ("dmsgd", "qg-dmsgd", "decentlam")
         methods += () if resolve(name, nodes).static else (STEADY,)
-        known = (("decentlam", paper.line(row)),)
         base = _base(nodes, data, path, epochs, topology=name)
-        cases.append(Case(name, base, methods, batches, paper=known))
+        cases.append(Case(name, base, methods, batches, paper={"decentlam": figures}))
     return cases
 
 
@@ -159,10 +157,6 @@ def detection(
     cases = []
     for recipe, name, longest, lr in quickly if quick else usual:
         epochs = longest if bccd else min(longest, 5.0)
-        known = tuple(
-            (method, paper.line({on: row[name] for on, row in rows.items()}))
-            for method, rows in paper.DETECTION.items()
-        )
         base = named(
             recipe,
             nodes=nodes,
@@ -175,8 +169,8 @@ def detection(
             lr=lr,
             stable="ignore",
         )
-        methods = tuple(paper.DETECTION)
-        cases.append(Case(name, base, methods, fitting(nodes, 16), paper=known))
+        known = paper.DETECTION[name]
+        cases.append(Case(name, base, tuple(known), fitting(nodes, 16), paper=known))
     seeds = seeds_from(seed, 3 if bccd and not quick else 1)
     return Scores(tuple(cases), seeds, lars_trust=0.1, scores=AP)
 
@@ -216,7 +210,7 @@ def run(setting: Scores, tick: Tick = silent, directory: Path = Path()) -> list[
         {
             "case": job[0].name,
             "chosen": r is best[job] or r["seed"] != first,
-            "paper": dict(job[0].paper).get(job[1]),
+            "paper": job[0].paper.get(job[1]),
             **r,
         }
         for job, records in by_job.items()
