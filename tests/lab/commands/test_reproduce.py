@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decentlam.lab.studies import regression
-from decentlam.lab.studies.study import plain
+from decentlam.lab.values import plain
 from tests.lab.commands.running import PNG, run_json
 
 

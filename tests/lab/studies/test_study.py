@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from decentlam.lab.studies.study import plain
-from decentlam.lab.values import table_text
+from decentlam.lab.values import plain, table_text
 
 
 def test_tables_are_markdown_and_values_plain():

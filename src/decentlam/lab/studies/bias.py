@@ -88,15 +88,11 @@ def points(setting: Bias) -> list[Point]:
 def run(setting: Bias, tick: Tick = silent) -> list[Record]:
     problem = linear_regression(setting.nodes, seed=setting.seed)
     todo = points(setting)
-    limits: dict[tuple[object, ...], tuple[float, int]] = {}  # sweeps share some points
     records = []
     for done, point in enumerate(todo):
         tick(done, len(todo), f"{point.sweep}: {point.method} on {point.topology!r}")
         scaled = problem.with_heterogeneity(point.factor)
-        key = (point.method, point.topology.name, point.lr, point.beta, point.factor)
-        if key not in limits:
-            limits[key] = limit(scaled, point, setting.tolerance)
-        records.append(record(scaled, point, *limits[key]))
+        records.append(record(scaled, point, *limit(scaled, point, setting.tolerance)))
     return records
 
 

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from decentlam.lab.plot_style import save
 from decentlam.lab.values import Record as Record
 from decentlam.lab.values import Tick as Tick
-from decentlam.lab.values import plain as plain
-from decentlam.lab.values import table_text
+from decentlam.lab.values import plain, table_text
 from decentlam.lab.versions import versions
 
 
