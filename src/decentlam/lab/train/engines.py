@@ -22,15 +22,12 @@ from decentlam.errors import CheckpointError
 from decentlam.lab.data import Batches, load_batches
 from decentlam.lab.data.batches import StepBatches
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.tasks import Task
 from decentlam.monitoring import Monitor, monitor
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
 from decentlam.simulation.module import SimulatedModule
-
-KEEP = 2  # checkpoints of a run
 
 StepStream = Generator[StepBatches, None, None]
 
@@ -89,23 +86,18 @@ class SimulatedEngine:
     def consensus_distance(self) -> float:
         return self._nodes.consensus_distance()
 
-    def save(self, path: Path, meter: Meter) -> Saving:
+    def save(self, path: Path) -> Saving:
         settle()
-        content = {
-            "nodes": self._nodes.state_dict(),
-            "meter": meter.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
+        content = {"nodes": self._nodes.state_dict(), "rng": torch.get_rng_state()}
         meta = {"method": "simulated", "step": self.step, "num_nodes": 1, "processes_per_node": 1}
-        return Saving(ALONE, path, meta, content, KEEP, background=True)
+        return Saving(ALONE, path, meta, content, keep=2, background=True)
 
-    def load(self, path: Path, meter: Meter) -> None:
+    def load(self, path: Path) -> None:
         settle()
         meta, content = directory.read(directory.locate(path), 0)
-        if content.keys() != {"nodes", "meter", "rng"}:
+        if content.keys() != {"nodes", "rng"}:
             raise CheckpointError(f"{path} is not the checkpoint of a simulated run")
         self._nodes.load_state_dict(content["nodes"])
-        meter.load_state_dict(content["meter"])
         torch.set_rng_state(content["rng"])
         self.step = int(meta["step"])
 
@@ -219,15 +211,13 @@ class ProcessEngine:
     def consensus_distance(self) -> float:
         return self._optimizer.consensus_distance()
 
-    def save(self, path: Path, meter: Meter) -> Saving:
-        objects: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer, "keep": KEEP}
-        more: Any = {} if self._elastic else {"meter": meter, "background": True}
-        return save_checkpoint(path, **objects, **more)
+    def save(self, path: Path) -> Saving:
+        model, later = self._model, not self._elastic
+        return save_checkpoint(path, model=model, optimizer=self._optimizer, background=later)
 
-    def load(self, path: Path, meter: Meter) -> None:
-        more = {} if self._elastic else {"meter": meter}
+    def load(self, path: Path) -> None:
         if not self._joins:  # a process that joins takes newer state from another node
-            load_checkpoint(path, model=self._model, optimizer=self._optimizer, **more)
+            load_checkpoint(path, model=self._model, optimizer=self._optimizer)
 
 
 Engine: TypeAlias = SimulatedEngine | ProcessEngine

@@ -37,7 +37,6 @@ def train_steps(
     recipe, steps, workers = options.recipe, writer.steps, options.workers
     factor = recipe.factor(writer.steps_per_epoch)
     evaluate_every = max(1, round(recipe.evaluate_every * writer.steps_per_epoch))
-    alone = engine.together.num_processes == 1
     checkpoint = writer.directory / CHECKPOINT
     # In an elastic run the next step recovers from a death during an evaluation or a checkpoint.
     survived = (ExchangeError,) if options.elastic else ()
@@ -46,22 +45,23 @@ def train_steps(
             lr = recipe.lr * factor(engine.step)
             train_step(engine, source, lr, meter)
             done = engine.step  # a node of an elastic run that was behind may have skipped some
-            asked = asked_to_stop()
-            stop = alone and asked
-            if done % recipe.log_every == 0 or done == steps:
+            evaluates = done % evaluate_every == 0 or done == steps
+            stop = False
+            # With every checkpoint a record, so that a resumed run writes the same ones.
+            if done % recipe.log_every == 0 or evaluates:
                 # A node must not leave while a neighbor waits for its next message: all stop here.
-                values, stop = meter.take(engine.together, asked)
+                values, stop = meter.take(engine.together, asked_to_stop())
                 samples = recipe.batch_per_node * engine.num_nodes
                 values["images_per_second"] = samples / values["step_seconds"]
                 writer.write("step", done, lr=lr, nodes=engine.num_nodes, **values)
-            if done % evaluate_every == 0 or done == steps:
+            if evaluates:
                 with contextlib.suppress(*survived):
                     writer.write("evaluation", done, **evaluate(engine, task, workers))
-                    saving = engine.save(checkpoint, meter)
+                    saving = engine.save(checkpoint)
                     if done == steps:
                         saving.wait()
             if done < steps and stop:
-                engine.save(checkpoint, meter).wait()
+                engine.save(checkpoint).wait()
                 return "interrupted"
     return "finished"
 

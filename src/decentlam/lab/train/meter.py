@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,19 +14,17 @@ FIELDS = ("loss", "step_seconds", "data_seconds", "wait_seconds", "bytes_sent")
 
 
 class Meter:
-    """Sums of measurements since the last step record. They are part of a checkpoint, so that a
-    resumed run writes the same records as an uninterrupted one."""
+    """Sums of measurements since the last step record."""
 
     def __init__(self) -> None:
         self.steps = 0
         self._sums = dict.fromkeys(FIELDS, 0.0)
-        self._before = 0.0  # seconds of the run until this process took over
         self._begun = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """The seconds that the run has taken, without interruptions."""
-        return self._before + time.perf_counter() - self._begun
+        """The seconds since the run began, or was resumed."""
+        return time.perf_counter() - self._begun
 
     def add(self, losses: Tensor, **values: float) -> None:
         self.steps += 1
@@ -51,10 +48,3 @@ class Meter:
             found["step_seconds"] - found["data_seconds"] - found["wait_seconds"]
         )
         return found, asked > 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "sums": dict(self._sums), "seconds": self.seconds}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.steps, self._sums = saved["steps"], dict(saved["sums"])
-        self._before, self._begun = saved["seconds"], time.perf_counter()

@@ -176,7 +176,7 @@ def train_node(options: RunOptions, asked_to_stop: Callable[[], bool]) -> Summar
         engine = ProcessEngine(recipe, task, options.elastic)
     meter = Meter()
     if options.resume:
-        engine.load(directory / CHECKPOINT, meter)
+        engine.load(directory / CHECKPOINT)
     if engine.writes:
         _warn(recipe, task, options)
     message = ""
