@@ -36,7 +36,7 @@ def cifar(path: str | Path | None = None, classes: int = 10) -> InMemory:
             "there), or train/CLASS/*.png and test/CLASS/*.png"
         )
     mean, std = STATISTICS[classes]
-    return InMemory(f"cifar{classes}", classes, *train, *test, mean, std, crop_and_flip)
+    return InMemory(classes, *train, *test, mean, std, crop_and_flip)
 
 
 cifar10 = partial(cifar, classes=10)

@@ -28,7 +28,7 @@ def fashion_mnist(path: str | Path | None = None) -> InMemory:
     if folder is None:
         raise ValueError(f"there is no Fashion-MNIST in {root}. {HOW_TO_GET}")
     train, test = _read(folder, "train", 60_000), _read(folder, "t10k", 10_000)
-    return InMemory("fashion-mnist", 10, *train, *test, MEAN, STD)
+    return InMemory(10, *train, *test, MEAN, STD)
 
 
 def _read(folder: Path, part: str, count: int) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,6 @@ class ImageFolders:
     test: Any
     labels: Tensor  # (N,) int64
 
-    name = "imagenet"
     shape = (3, 224, 224)
 
     @property

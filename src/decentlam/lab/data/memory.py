@@ -17,7 +17,6 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class InMemory:
     """Images as bytes, (N, C, H, W) uint8, made float32 batch by batch."""
 
-    name: str
     classes: int
     images: Tensor  # (N, C, H, W) uint8
     labels: Tensor  # (N,) int64

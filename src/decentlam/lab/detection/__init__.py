@@ -39,4 +39,4 @@ def load_boxes(name: str, path: str | Path | None, image_size: int) -> Detection
         raise ValueError(f"{given}: {name} needs --data-path, {_HOW[name]}")
     skipped: list[str] = []
     names, train, test = DETECTION_DATASETS[name](Path(path), skipped)
-    return DetectionData(name, names, train, test, image_size, skipped)
+    return DetectionData(names, train, test, image_size, skipped)

@@ -31,7 +31,6 @@ class DetectionData:
     Training batches are flipped at random. Images without boxes are trained on, too.
     """
 
-    name: str
     names: dict[int, str]  # of the labels, from 1 on; 0 is the background
     train: list[AnnotatedImage]
     test: list[AnnotatedImage]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -30,10 +29,6 @@ class Numerics:
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
 
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.precision == "bfloat16" else None
-
     def model(self, model: nn.Module) -> nn.Module:
         return model.to(self.device, self.dtype)
 
@@ -42,10 +37,9 @@ class Numerics:
         dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
         return inputs.to(self.device, dtype, non_blocking=True)
 
-    def autocast(self) -> AbstractContextManager[object]:
-        if self.autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.autocast_dtype)
+    def autocast(self) -> torch.autocast:
+        enabled = self.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
 
 # Both have the same attributes and methods; those of Classification are described.
