@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from decentlam.errors import CheckpointError, ExchangeError, LaunchError
@@ -30,6 +31,22 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_records(file: Path, notes: list[str]) -> list[Record]:
+    """Return the records in the lines of a file; what is none is left out, with a note."""
+    records = []
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    for at, line in enumerate(text.split("\n"), 1):
+        try:
+            record = parse_json(line) if line.strip() else None
+        except ValueError:
+            record = line
+        if isinstance(record, dict):
+            records.append(record)
+        elif record is not None:
+            notes.append(f"line {at} of {file.name} is not a record and was left out")
+    return records
 
 
 def show(value: Any) -> str:

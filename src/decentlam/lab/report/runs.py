@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decentlam.lab.values import Record, parse_json
+from decentlam.lab.values import Record, parse_json, read_records
 
 SCORES = {"top1": "accuracy", "ap50": "AP50"}  # of classification and of detection
 UNFINISHED = "unfinished"  # no end record: still running, or killed
@@ -90,7 +90,10 @@ def read(directory: Path) -> Run:
     notes: list[str] = []
     kept: dict[str, list[Record]] = {"step": [], "evaluation": []}
     status, seconds, score = UNFINISHED, None, "top1"
-    for record in _read_records(directory / "records.jsonl", notes):
+    file = directory / "records.jsonl"
+    if not file.is_file():
+        notes.append("there is no records.jsonl: nothing was measured")
+    for record in read_records(file, notes):
         kind, step, epoch = record.get("kind"), number(record.get("step")), record.get("epoch")
         if kind == "end":
             status, seconds = str(record.get("status")), number(record.get("seconds"))
@@ -119,18 +122,3 @@ def _read_info(path: Path) -> Record:
     if not isinstance(recipe, dict) or "method" not in recipe:
         raise ValueError(f"{path} has no recipe with a method; it should be as `train` wrote it")
     return dict(info)
-
-
-def _read_records(path: Path, notes: list[str]) -> Iterable[Record]:
-    if not path.is_file():
-        notes.append("there is no records.jsonl: nothing was measured")
-        return
-    for at, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
-        try:
-            record = parse_json(line) if line.strip() else None
-        except ValueError:
-            record = line
-        if isinstance(record, dict):
-            yield record
-        elif record is not None:
-            notes.append(f"line {at} of records.jsonl is not a record and was left out")

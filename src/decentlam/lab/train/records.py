@@ -19,7 +19,7 @@ from decentlam.lab import recipes
 from decentlam.lab.progress import Progress
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engines import Engine
-from decentlam.lab.values import Record, parse_json, plain
+from decentlam.lab.values import Record, parse_json, plain, read_records
 from decentlam.lab.versions import versions
 
 # The numbers of an evaluation that summaries show.
@@ -245,10 +245,7 @@ def in_words(latest: Record) -> str:
 
 def read(directory: Path) -> list[Record]:
     """Return the records, without a last line that was cut short."""
-    if not (directory / RECORDS).exists():
-        return []
-    lines = (directory / RECORDS).read_text(encoding="utf-8").split("\n")
-    return [parse_json(line) for line in lines[:-1] if line]
+    return read_records(directory / RECORDS, [])
 
 
 def write_interruption(directory: Path) -> int:
