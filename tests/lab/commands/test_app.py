@@ -70,8 +70,8 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("topology", "nope"), "choose from ring"),
-        (("simulate", "nope", "ring"), "choose from pmsgd"),
+        (("topology", "nope"), "unknown topology 'nope'; choose from"),
+        (("simulate", "nope", "ring"), "unknown algorithm 'nope'; choose from adamw"),
         (("reproduce", "nope"), ", ".join(STUDIES)),
         (("train", "--recipe", "nope"), ", ".join(RECIPES)),
         (("train", "--model", "nope"), ", ".join(MODELS)),

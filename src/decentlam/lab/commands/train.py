@@ -181,6 +181,6 @@ def _pair(text: str) -> tuple[str, Any]:
     if not name or not equals:
         raise ValueError(f"--hyper takes NAME=VALUE, such as mu=0.5, got {text!r}")
     try:
-        return name, json.loads(value)
+        return name, json.loads(value.lower())
     except ValueError:
         return name, value
