@@ -185,16 +185,8 @@ def run(setting: Scores, tick: Tick = silent, directory: Path = Path()) -> list[
         for method in case.methods
     ]
     first, *others = setting.seeds
-    later = len(jobs) * len(others)
     tried = [(job, make(setting, *job, factor, first)) for job in jobs for factor in job[0].factors]
-
-    def search(done: int, total: int, what: str) -> None:
-        tick(done, total + later, what)
-
-    def repeat(done: int, total: int, what: str) -> None:
-        tick(done + len(tried), total + len(tried), what)
-
-    found = sweep([recipe for _, recipe in tried], directory, search)
+    found = sweep([recipe for _, recipe in tried], directory, tick)
     by_job = {job: [r for (j, _), r in zip(tried, found, strict=True) if j == job] for job in jobs}
     score, _ = setting.scores[0]
     best = {job: choose(records, score) for job, records in by_job.items()}
@@ -203,7 +195,7 @@ def run(setting: Scores, tick: Tick = silent, directory: Path = Path()) -> list[
         for job in jobs
         for seed in others
     ]
-    again = sweep([recipe for _, recipe in repeats], directory, repeat)
+    again = sweep([recipe for _, recipe in repeats], directory, tick)
     for (job, _), record in zip(repeats, again, strict=True):
         by_job[job].append(record)
     return [
