@@ -17,4 +17,3 @@ def test_numbers_read_well():
     assert [formatting.duration(v) for v in (0.0042, 12, 200, 7500)] == [
         "4.20 ms", "12.0 s", "3 min 20 s", "2 h 5 min",
     ]  # fmt: skip
-    assert formatting.listed(["a", "b", "c"]) == "a, b and c"

@@ -76,13 +76,3 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return a list as text: a, b and c."""
-    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
-
-
-def counted(count: int, thing: str) -> str:
-    """Return a count as text: one run, 3 runs."""
-    return f"{count if count != 1 else 'one'} {thing if count == 1 else thing + 's'}"

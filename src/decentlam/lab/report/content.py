@@ -9,9 +9,7 @@ from typing import Any
 from decentlam.lab import plot_style
 from decentlam.lab.formatting import (
     Spread,
-    counted,
     duration,
-    listed,
     percent,
     quantity,
     spread,
@@ -34,8 +32,8 @@ def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
     diverged = [run for run in runs if run.status == "diverged"]
     notes = [f"{run.directory.name}: {note}." for run in runs for note in run.notes]
     if diverged:
-        count = counted(len(runs), "run")
-        notes.insert(0, f"{len(diverged)} of {count} diverged: shown, but in no average.")
+        count = f"{len(diverged)} of {len(runs)} runs"
+        notes.insert(0, f"{count} diverged: shown, but in no average.")
     charts = curves.charts(settings)
     if processes:
         per_epoch = 1.0 if scripted else number(runs[0].info.get("steps_per_epoch")) or 1.0
@@ -74,7 +72,7 @@ def content(runs: Sequence[Run], processes: Sequence[Process] = ()) -> Record:
 def _lead(runs: Sequence[Run], settings: Sequence[Setting]) -> str:
     methods = list(dict.fromkeys(g.label for setting in settings for g in setting.groups))
     where = f"{_either(runs, 'topology')}, {_either(runs, 'shards')} shards"
-    sentences = [f"{listed(methods)} on {where.replace(', ? shards', '')}."]
+    sentences = [f"{', '.join(methods)} on {where.replace(', ? shards', '')}."]
     if all(run.info.get("simulated") for run in runs):
         sentences.append("All nodes were simulated in one process: no time is that of a network.")
     return " ".join(sentences)
@@ -128,7 +126,7 @@ def _progress(group: Group) -> str:
         epoch = min(run.last("epoch") or 0.0 for run in group.averaged)
         return f"at epoch {epoch:.3g} of {value_text(group.runs[0].recipe.get('epochs', '?'))}"
     if 0 < len(group.averaged) < len(group.runs):
-        return f"{len(group.averaged)} of {counted(len(group.runs), 'run')}"
+        return f"{len(group.averaged)} of {len(group.runs)} runs"
     return ""
 
 
