@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from decentlam.lab.detection import DetectionData, load_boxes
+from decentlam.lab.detection import DetectionData
 from decentlam.lab.detection.detectors import make_detector
 from decentlam.lab.detection.images import DetectionBatch, TestBatch
 from decentlam.lab.detection.scores import MAIN, Detections, Scores, from_output, score
@@ -26,12 +26,6 @@ class Detection:
     numerics: Numerics
 
     main = MAIN
-
-    @classmethod
-    def of(cls, recipe: Recipe, numerics: Numerics) -> Detection:
-        """Make the task of a recipe, its data read and checked."""
-        data = load_boxes(recipe.data, recipe.data_path, recipe.image_size)
-        return cls(recipe, data, numerics)
 
     @property
     def notes(self) -> list[str]:

@@ -21,8 +21,7 @@ from decentlam.errors import LaunchError
 from decentlam.lab.data import Batches, split
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engines import Engine, ProcessEngine, SimulatedEngine
-from decentlam.lab.train.loop import DivergenceError, train_steps
-from decentlam.lab.train.meter import Meter
+from decentlam.lab.train.loop import DivergenceError, Meter, train_steps
 from decentlam.lab.train.records import (
     CHECKPOINT,
     RunOptions,
