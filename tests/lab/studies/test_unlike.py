@@ -6,30 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch.nn import functional as F
 
 from decentlam.lab.studies import unlike
 
 SMALL = replace(unlike.SETTINGS[0], data="digits", batch=80, nodes=4, rates=(0.1, 0.4))
 STUDY = unlike.Unlike((SMALL,), (("pmsgd", None), ("decentlam-exact", unlike.TWO)), seeds=(0, 1))
-
-
-def test_gradients_of_all_nodes_are_those_of_a_module() -> None:
-    sizes = [(5, 3), (5,), (2, 5), (2,)]
-    models = torch.randn(4, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    inputs, labels = torch.randn(4, 6, 3), torch.randint(2, (4, 6))
-    F.cross_entropy(
-        unlike._forward(models, sizes, inputs).flatten(0, 1), labels.flatten()
-    ).backward()
-    assert models.grad is not None
-    for node in range(4):
-        module = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-        nn.utils.vector_to_parameters(models[node].detach(), module.parameters())
-        F.cross_entropy(module(inputs[node]), labels[node]).backward()
-        expected = torch.cat([p.grad.flatten() for p in module.parameters()])  # type: ignore[union-attr]
-        torch.testing.assert_close(4 * models.grad[node], expected)
 
 
 def test_the_study_shows_the_best_rate_and_repeats_nothing(tmp_path: Path) -> None:

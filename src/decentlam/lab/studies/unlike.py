@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -11,7 +10,8 @@ from statistics import fmean
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from decentlam.lab import schedules
 from decentlam.lab.data import Batches, load, split
@@ -19,6 +19,7 @@ from decentlam.lab.data.memory import InMemory
 from decentlam.lab.studies.accuracy import FASHION
 from decentlam.lab.studies.common import AVERAGED, NODES, Finished, scores, seeds_from, where
 from decentlam.lab.studies.study import Record, Study, Tick, silent
+from decentlam.lab.studies.text import StackedModel
 from decentlam.simulation.simulate import Nodes
 
 HIDDEN = 64
@@ -147,37 +148,27 @@ def train(
     )
     n, steps = case.nodes, case.steps
     batches = Batches(split(labels, n, case.shards, seed), case.batch // n, seed)
-    sizes = [(HIDDEN, x.shape[1]), (HIDDEN,), (int(labels.max()) + 1, HIDDEN)]
-    sizes.append(sizes[2][:1])
+    classes, wide = int(labels.max()) + 1, x.shape[1]
+    model = nn.Sequential(nn.Linear(wide, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
     generator = torch.Generator().manual_seed(seed)
-    bounds = [x.shape[1] ** -0.5] * 2 + [HIDDEN**-0.5] * 2
-    start = [
-        (2 * torch.rand(s, generator=generator) - 1) * b for s, b in zip(sizes, bounds, strict=True)
-    ]
-    flat = torch.cat([p.flatten() for p in start]).expand(n, -1)
-    nodes = Nodes(method, topology or case.topology, flat, setting.momentum)
+    for p, inputs in zip(model.parameters(), (wide, wide, HIDDEN, HIDDEN), strict=True):
+        p.data.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+    stacked = StackedModel(model, n)
+    nodes = Nodes(method, topology or case.topology, stacked.x, setting.momentum)
     rate = schedules.factor(case.schedule, steps, steps / 10)
     for k in range(steps):
         chosen = torch.stack([batches.indices(k, node) for node in range(n)])
-        models = nodes.x.detach().requires_grad_()
-        logits = _forward(models, sizes, x[chosen])
-        F.cross_entropy(logits.flatten(0, 1), labels[chosen].flatten()).mul(n).backward()
-        assert models.grad is not None
-        if not math.isfinite(models.grad.sum().item()):
+        stacked.x = nodes.x
+        gradients = stacked.gradient(x[chosen], labels[chosen])
+        if not gradients.isfinite().all():
             return {AVERAGED: None, NODES: None}
-        nodes.step(models.grad, lr * rate(k))
-    with torch.no_grad():
-        every = torch.cat([nodes.x.mean(0, keepdim=True), nodes.x])
-        guessed = _forward(every, sizes, test.expand(n + 1, -1, -1)).argmax(-1)
-        right = (guessed == test_labels).double().mean(1).tolist()
+        nodes.step(gradients, lr * rate(k))
+    right = []
+    for one in (nodes.x.mean(0), *nodes.x):
+        vector_to_parameters(one, model.parameters())
+        with torch.no_grad():
+            right.append((model(test).argmax(1) == test_labels).double().mean().item())
     return {AVERAGED: right[0], NODES: fmean(right[1:])}
-
-
-def _forward(models: Tensor, sizes: Sequence[tuple[int, ...]], inputs: Tensor) -> Tensor:
-    parts = models.split([math.prod(s) for s in sizes], dim=1)
-    w, b, last, offset = (p.view(len(models), *s) for p, s in zip(parts, sizes, strict=True))
-    hidden = torch.baddbmm(b[:, None], inputs, w.transpose(1, 2)).relu()
-    return torch.baddbmm(offset[:, None], hidden, last.transpose(1, 2))
 
 
 def table(records: Sequence[Record]) -> list[Record]:
