@@ -34,6 +34,7 @@ from decentlam.algorithms.pmsgd import PmSGD as PmSGD
 from decentlam.algorithms.qg_dmsgd import QGDmSGD as QGDmSGD
 from decentlam.algorithms.slowmo import SlowMo as SlowMo
 from decentlam.algorithms.steady import SteadyDecentLaM as SteadyDecentLaM
+from decentlam.errors import unknown
 from decentlam.topology import Topology
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -77,9 +78,7 @@ def make(algorithm: str | Algorithm, momentum: float | None = None, **hyper: Any
             f"names are {', '.join(ALGORITHMS)}"
         )
     if algorithm not in ALGORITHMS:
-        raise ValueError(
-            f"unknown algorithm {algorithm!r}; choose from {', '.join(sorted(ALGORITHMS))}"
-        )
+        raise ValueError(unknown("algorithm", algorithm, sorted(ALGORITHMS)))
     constructor = ALGORITHMS[algorithm]
     kind: Any = getattr(constructor, "func", constructor)
     allowed = [f.name for f in dataclasses.fields(kind)]
