@@ -36,7 +36,7 @@ def test_the_best_rate_of_the_first_seed_is_that_of_all(tmp_path: Path):
         replace(
             case,
             methods=("dmsgd", "decentlam"),
-            base=replace(case.base, epochs=1.0, warmup_epochs=0.1),
+            base=replace(case.base, epochs=1.0, warmup_epochs=0.1, evaluate_every=1.0),
         )
         for case in setting.cases
     )
@@ -65,11 +65,6 @@ def test_the_best_rate_of_the_first_seed_is_that_of_all(tmp_path: Path):
     assert [row["case"] for row in result.table] == ["fixed"] * 2 + [trend.name] * 2
     assert "76.43 / 76.19 / 76.73 / 76.22" in (tmp_path / "table.md").read_text()
     assert any("Lead over DmSGD" in note for note in result.notes)
-
-
-def brief(case: accuracy.Case, epochs: float) -> Recipe:
-    times = {"epochs": epochs, "warmup_epochs": epochs / 10, "evaluate_every": epochs}
-    return replace(case.base, **times)
 
 
 def run_here(directory: Path, *recipes: Recipe) -> None:
