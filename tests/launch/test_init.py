@@ -23,8 +23,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import decentlam
 from decentlam.lab import network as emulation
 from decentlam.launch import init as group
-from decentlam.network import groups, network
+from decentlam.launch import launched_process
 from decentlam.network import heartbeat as watch
+from decentlam.network import network
 from tests.helpers.processes import HANG_SECONDS, wait_for
 from tests.helpers.quadratic import Quadratic
 from tests.helpers.scripts import (
@@ -302,110 +303,76 @@ def wait_for_the_last() -> None:
 BOTH = "cpu:gloo,cuda:nccl"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NNODES": "1"}
-Join = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Joins as one process of those that a launcher started, with the GPUs that it sees, beside
-    others that have said which GPU is theirs; what torch was asked for."""
-
-    def run(
-        environment: dict[str, str],
-        gpus: list[str],
-        others: dict[int, str],
-        do: Callable[[], None] = decentlam.init,
-    ) -> dict[str, Any]:
-        for name in [name for name in group.os.environ if name.startswith(("SLURM", "OMPI"))]:
-            monkeypatch.delenv(name)
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        for name, value in {**environment, **place}.items():
-            monkeypatch.setenv(name, value)
-        store, asked = dist.HashStore(), {}
-        for rank, gpu in others.items():
-            dist.PrefixStore("decentlam gpu", store).set(str(rank), gpu)
-
-        def form(backend: str, **options: Any) -> None:
-            asked.update(options, backend=backend)
-            del options["device_id"], options["timeout"]
-            before("fake", **{**options, "store": FakeStore()})
-
-        def properties(device: torch.device) -> Any:
-            return SimpleNamespace(uuid=gpus[device.index])
-
-        before = dist.init_process_group
-        monkeypatch.setattr(group, "_store", lambda place, wait: store)
-        monkeypatch.setattr(group.atexit, "register", lambda function: None)
-        monkeypatch.setattr(dist, "init_process_group", form)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
-        monkeypatch.setattr(groups, "set_timeout", lambda *arguments: None)
-        monkeypatch.setattr(watch, "watches_default_group", lambda watching: None)
-        quiet = SimpleNamespace(
-            wait_until_all_are_seen=lambda seconds: None, group_store=lambda prefix: store
-        )
-        monkeypatch.setattr(watch, "start", lambda *arguments: quiet)
-        do()
-        return asked
-
-    yield run
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("environment", "gpus", "others", "index"),
+    ("environment", "gpus", "other", "index", "backend"),
     [
-        (TORCHRUN, ["a", "b"], {0: "a"}, 1),
-        (SRUN, ["b"], {0: "a"}, 0),  # --gpus-per-task=1: each sees its own as the only one
+        (TORCHRUN, ["a", "b"], "a", 1, BOTH),
+        (SRUN, ["b"], "a", 0, BOTH),  # --gpus-per-task=1: each sees its own as the only one
+        (TORCHRUN, ["a"], "a", 0, "gloo"),
+        (TORCHRUN, ["a", "b"], "none", 1, "gloo"),  # of another host
+        (TORCHRUN, [], "a", None, "gloo"),
     ],
-    ids=["torchrun", "srun"],
+    ids=["torchrun", "srun", "shared", "none on another host", "none here"],
 )
-def test_every_process_with_a_gpu_of_its_own_uses_nccl_there(
-    join: Join, environment: Any, gpus: Any, others: Any, index: int
+def test_nccl_is_used_if_every_process_has_a_gpu_of_its_own(
+    environment: Any, gpus: Any, other: str, index: int | None, backend: str, monkeypatch: Any
 ) -> None:
-    device = torch.device("cuda", index)
-    asked = join(environment, gpus, others)
-    assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
+    """Process 1 of 2, with the GPUs that it sees; process 0 has said which one is its own."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=gpus[gpu.index])
+    )
+    store, process = dist.HashStore(), launched_process(environment)
+    dist.PrefixStore("decentlam gpu", store).set("0", other)
+    assert process is not None
+    device = group._own_device(process)
+    assert device == (None if index is None else torch.device("cuda", index))
+    assert group._usual_backend(store, device, process) == backend
 
 
-@pytest.mark.parametrize(
-    ("gpus", "others"),
-    [([], {0: "a"}), (["a"], {0: "a"}), (["a", "b"], {0: "none"})],
-    ids=["none here", "shared", "none on another host"],
-)
-def test_all_use_gloo_where_one_has_no_gpu_of_its_own(join: Join, gpus: Any, others: Any) -> None:
-    asked = join(TORCHRUN, gpus, others)
-    assert asked["backend"] == "gloo" and asked["device_id"] is None and "used" not in asked
+def test_a_group_of_nccl_is_bound_to_the_gpu_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+    device, process = torch.device("cuda", 1), launched_process(TORCHRUN)
+    all_there = SimpleNamespace(wait_until_all_are_seen=lambda seconds: None)
+    monkeypatch.setattr(group, "_store", lambda process, wait: dist.HashStore())
+    monkeypatch.setattr(watch, "start", lambda *arguments: all_there)
+    monkeypatch.setattr(watch, "watches_default_group", lambda watching: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: asked.update(used=gpu))
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **o: asked.update(o, name=name))
+    assert process is not None
+    group._form(BOTH, device, process, 9.0, 9.0)
+    assert (asked["name"], asked["device_id"], asked["used"]) == (BOTH, device, device)
 
 
-def test_nccl_by_name_without_a_gpu_is_refused(join: Join) -> None:
+def test_nccl_is_refused_without_a_gpu_and_in_elastic_runs(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(RuntimeError, match="the nccl backend needs a GPU"):
-        join(TORCHRUN, [], {}, lambda: decentlam.init("nccl"))
-
-
-def test_an_elastic_run_is_on_gloo_whatever_there_is(join: Join, monkeypatch: Any) -> None:
-    entered: list[Any] = []
-    monkeypatch.setattr(group, "_enter", lambda *arguments: entered.append(arguments))
-    assert join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init(elastic=True)) == {}
-    assert len(entered) == 1
+        decentlam.init("nccl")
     with pytest.raises(ValueError, match="elastic runs need the gloo backend, got 'nccl'"):
         decentlam.init("nccl", elastic=True)
 
 
-def test_an_optimizer_joins_with_the_gpu_of_its_parameters(join: Join) -> None:
-    device = torch.device("cuda", 0)  # not the one that a launcher's numbers would give
-    asked = join(TORCHRUN, ["a", "b"], {}, lambda: group.init_if_launched(device))
-    assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
-
-
-def test_groups_of_nccl_are_not_split_from_the_first_one(
-    join: Join, monkeypatch: pytest.MonkeyPatch
+def test_an_optimizer_joins_with_the_gpu_of_its_parameters(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launched(monkeypatch)
+    asked: list[Any] = []
+    monkeypatch.setattr(group, "_join", lambda *place, **options: asked.append(place))
+    for name in ("cuda:1", "cpu"):
+        group.init_if_launched(torch.device(name))
+    assert asked == [(BOTH, torch.device("cuda", 1)), ("gloo", None)]
+
+
+def test_groups_of_nccl_are_not_split_from_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A split would wait for processes that are in none of the new groups."""
-    join(TORCHRUN, ["a", "b"], {0: "a"})
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     formed: list[Any] = []
 
     def new_group(ranks: Any, timeout: Any, backend: str, **options: Any) -> Any:
@@ -415,6 +382,7 @@ def test_groups_of_nccl_are_not_split_from_the_first_one(
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
     network.connect(exact=True)
+    dist.destroy_process_group()
     assert formed == [([0, 1], BOTH, True)]
 
 
