@@ -122,15 +122,10 @@ def commit(place: Path, num_processes: int, keep: int) -> bool:
     except FileNotFoundError:
         return final.exists()
     _sync(place.parent)
-    prune(place.parent, keep)
-    return True
-
-
-def prune(path: Path, keep: int) -> None:
-    """Deletes all but the last `keep` saves in `path`; one that holds a user's file stays."""
-    for old in filter(_holds_only_a_save, _saves(path)[:-keep]):
+    for old in filter(_holds_only_a_save, _saves(place.parent)[:-keep]):
         with contextlib.suppress(OSError):  # the next save tries again
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
+    return True
 
 
 def _sync(path: Path) -> None:
