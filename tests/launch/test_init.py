@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from tests.helpers.scripts import (
     fork,
     free_port,
     start,
+    three_processes,
     training,
 )
 
@@ -225,64 +227,28 @@ def listeners(port: int) -> list[str]:
 # Somebody dies meanwhile ------------------------------------------------------------------------
 
 
-def die(*arguments: Any, **options: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def join_and_die(victim: bool) -> None:
-    """The victim dies when it forms the group, which all others do, too."""
-    if victim:
-        dist.init_process_group = die  # type: ignore[assignment]
-    decentlam.init()
-
-
-def start_some(
-    function: Callable[..., None], ranks: dict[int, tuple[Any, ...]], directory: Path
-) -> dict[int, Any]:
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return {
-        rank: fork(function, directory / str(rank), *arguments, RANK=str(rank), **place)
-        for rank, arguments in ranks.items()
-    }
-
-
-def end(process: Any, out: Path, seconds: float) -> str:
-    process.join(seconds)
-    text = out.read_text()
-    assert process.exitcode == 1, f"exit code {process.exitcode}: {text}"
-    return text
-
-
 SOON = 40.0  # seconds; much less than the waits of init, 60 and 300
 
 
+def assert_named(process: BaseProcess, lost: BaseProcess, rank: int, out: Path) -> None:
+    process.join(SOON)
+    text = out.read_text()
+    assert process.exitcode == 1, f"exit code {process.exitcode}: {text}"
+    assert f"process {rank} (pid {lost.pid} on " in text and "LaunchError" in text, text
+
+
+def join_and_die() -> None:
+    """Process 0, which has the store, dies when it forms the group, which all others do, too."""
+    if os.environ["RANK"] == "0":
+        kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+        dist.init_process_group = lambda *arguments, **options: kill()
+    decentlam.init()
+
+
 def test_a_death_while_the_group_is_formed_is_named_soon(tmp_path: Path) -> None:
-    """The store goes with process 0."""
-    processes = start_some(join_and_die, {rank: (rank == 0,) for rank in range(3)}, tmp_path)
-    try:
+    with three_processes(join_and_die, tmp_path) as processes:
         for rank in (1, 2):
-            text = end(processes[rank], tmp_path / str(rank), SOON)
-            assert f"process 0 (pid {processes[0].pid} on " in text, text
-            assert "LaunchError" in text
-        assert processes[0].exitcode == -signal.SIGKILL
-    finally:
-        for process in processes.values():
-            process.kill()
-
-
-def test_a_death_while_another_has_not_come_is_named_soon(tmp_path: Path) -> None:
-    """Process 1 never comes; the two others wait for it."""
-    victim, survivor = 2, 0
-    processes = start_some(wait_for_the_last, {victim: (), survivor: ()}, tmp_path)
-    try:
-        outs = [tmp_path / str(rank) for rank in processes]
-        assert wait_for(lambda: all(o.exists() and "waits" in o.read_text() for o in outs))
-        processes[victim].kill()
-        text = end(processes[survivor], tmp_path / str(survivor), SOON)
-        assert f"process {victim} (pid {processes[victim].pid} on " in text, text
-    finally:
-        for process in processes.values():
-            process.kill()
+            assert_named(processes[rank], processes[0], 0, tmp_path / f"{rank}")
 
 
 def wait_for_the_last() -> None:
@@ -295,6 +261,15 @@ def wait_for_the_last() -> None:
 
     threading.Thread(target=look, daemon=True).start()
     decentlam.init()
+
+
+def test_a_death_while_another_has_not_come_is_named_soon(tmp_path: Path) -> None:
+    """Process 1 never comes; the two others wait for it."""
+    with three_processes(wait_for_the_last, tmp_path, ranks=(0, 2)) as processes:
+        outs = [tmp_path / "0", tmp_path / "2"]
+        assert wait_for(lambda: all(o.exists() and "waits" in o.read_text() for o in outs))
+        processes[2].kill()
+        assert_named(processes[0], processes[2], 2, outs[0])
 
 
 # GPUs that are not there ------------------------------------------------------------------------

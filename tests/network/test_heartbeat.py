@@ -31,7 +31,7 @@ from tests.helpers.processes import (
     wait_for,
 )
 from tests.helpers.quadratic import start, train
-from tests.helpers.scripts import fork, free_port
+from tests.helpers.scripts import three_processes
 
 # With a real store and no other process ---------------------------------------------------------
 
@@ -310,25 +310,15 @@ def test_process_0_is_named_although_the_store_goes_with_it(
     how: signal.Signals, limit: float, words: str, tmp_path: Path
 ) -> None:
     outs = [tmp_path / str(rank) for rank in range(3)]
-    port = str(free_port())
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        fork(train_until_an_error, out, limit, RANK=str(rank), **place)
-        for rank, out in enumerate(outs)
-    ]
-    try:
+    with three_processes(train_until_an_error, tmp_path, limit) as processes:
         assert wait_for(lambda: all(o.exists() and "trains" in o.read_text() for o in outs))
         pid = processes[0].pid
         assert pid is not None
         os.kill(pid, how)
-        for process, out in zip(processes[1:], outs[1:], strict=True):
-            process.join(HANG_SECONDS)
-            assert f"process 0 (pid {pid} on " in out.read_text(), out.read_text()
-            assert words in out.read_text(), out.read_text()
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        for rank in (1, 2):
+            processes[rank].join(HANG_SECONDS)
+            said = outs[rank].read_text()
+            assert f"process 0 (pid {pid} on " in said and words in said, said
 
 
 def with_victim(
