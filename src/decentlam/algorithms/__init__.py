@@ -15,7 +15,6 @@ from decentlam.algorithms.base import Reach as Reach
 from decentlam.algorithms.base import State as State
 from decentlam.algorithms.base import Step as Step
 from decentlam.algorithms.base import always_everyone as always_everyone
-from decentlam.algorithms.base import check_lr as check_lr
 from decentlam.algorithms.base import check_number as check_number
 from decentlam.algorithms.base import check_period as check_period
 from decentlam.algorithms.base import lr_ratio as lr_ratio

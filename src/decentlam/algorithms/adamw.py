@@ -11,14 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from decentlam.algorithms.base import (
-    Algorithm,
-    State,
-    Step,
-    check_between,
-    check_number,
-    shown,
-)
+from decentlam.algorithms.base import Algorithm, State, Step, check_between, check_number, shown
 from decentlam.algorithms.steady import SteadyDecentLaM
 
 SecondMoment = Literal["slices", "local"]
@@ -76,6 +69,7 @@ class AdamW(Adam):
     mu: float | None = None
     share: float | None = None
     buffers = ("v", "s", "exp_avg_sq")
+    needs_symmetric = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,12 +85,8 @@ class AdamW(Adam):
         return SteadyDecentLaM(self.beta, mu=self.mu, share=self.share)
 
     @property
-    def averaged_state(self) -> str | None:
+    def averaged_state(self) -> str | None:  # type: ignore[override]
         return "exp_avg_sq" if self.second_moment == "slices" else None
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
 
     def steady(self) -> tuple[Algorithm, ...]:
         """Return the form with half the share, for networks so large that they mix slowly."""

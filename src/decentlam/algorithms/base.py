@@ -94,11 +94,6 @@ def shown(given: Any) -> str:
     return text if len(text) < 200 else f"{text[:40]}..."
 
 
-def check_lr(lr: float | Tensor) -> float:
-    """The learning rate as a number of 0 or more."""
-    return check_number("lr", lr)
-
-
 class Algorithm(ABC):
     """The recursion that a node computes. Subclasses are frozen dataclasses of hyper-parameters.
 
@@ -107,37 +102,20 @@ class Algorithm(ABC):
     """
 
     buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
+    # Buffers whose sum over the nodes is zero, or the mean model would be wrong: they begin anew
+    # when the members of a run change.
+    balanced: ClassVar[tuple[str, ...]] = ()
+    # A state tensor of positive numbers that is averaged, too. `message` then returns (payload, its
+    # next value), of which a seventeenth travels in each step (see `turns`); it replaces its own
+    # part after `update`, which gets the payload's mix alone.
+    averaged_state: ClassVar[str | None] = None
     needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
+    needs_symmetric: ClassVar[bool] = False  # True: only sound with symmetric weights
     decoupled_decay: ClassVar[bool] = False  # True: g has no weight decay inside; AdamW
+    layerwise: ClassVar[bool] = False  # True: message and update see one layer at a time
+    period: ClassVar[int] = 1  # steps after which `reach` and `payloads` repeat
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
-
-    @property
-    def layerwise(self) -> bool:
-        """True if message and update must be called on one layer at a time."""
-        return False
-
-    @property
-    def needs_symmetric(self) -> bool:
-        """True if the recursion is only sound with symmetric weights."""
-        return False
-
-    @property
-    def balanced(self) -> tuple[str, ...]:
-        """The buffers that add up over the nodes: a sum of theirs is zero, and the mean model is
-        right only while it is. They begin anew when the members of a run change."""
-        return ()
-
-    @property
-    def averaged_state(self) -> str | None:
-        """The name of a state tensor of positive numbers that is averaged, too, if there is one.
-
-        `message` then returns (payload, its next value). A seventeenth of that travels in each step
-        (see `turns`), and replaces its own part after `update`, which gets the payload's mix alone.
-        """
-        return None
-
-    # Whom a step reaches, and with how much -----------------------------------------------------
 
     def reach(self, index: int) -> Reach:
         """Return who takes part in step `index`."""
@@ -146,18 +124,6 @@ class Algorithm(ABC):
     def payloads(self, index: int) -> int:
         """Return how many tensors of the size of x the message of step `index` has."""
         return 1
-
-    @property
-    def period(self) -> int:
-        """The number of steps after which `reach` and `payloads` repeat."""
-        return 1
-
-    @property
-    def warm_up(self) -> int:
-        """The number of first steps that are unlike the later ones."""
-        return 0
-
-    # Other forms of the method ------------------------------------------------------------------
 
     def alone(self) -> Algorithm:
         """Return what one node runs that has nobody to average with."""
@@ -183,8 +149,6 @@ class Algorithm(ABC):
             if name in group and group[name] != getattr(self, own, group[name]):
                 changes[own] = group[name]
         return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
-
-    # The recursion ------------------------------------------------------------------------------
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         """The state of a run that begins at x."""
@@ -228,7 +192,7 @@ _LOOKED_AT = 4096  # steps at which a declared period is compared with what the 
 @cache
 def reaches(algorithm: Algorithm) -> frozenset[Reach]:
     """Return everyone whom the algorithm ever reaches."""
-    return frozenset(algorithm.reach(k) for k in _cycle(algorithm))
+    return frozenset(algorithm.reach(k) for k in range(algorithm.period))
 
 
 def always_everyone(algorithm: Algorithm) -> bool:
@@ -239,31 +203,22 @@ def always_everyone(algorithm: Algorithm) -> bool:
 @cache
 def most_payloads(algorithm: Algorithm, reach: Reach) -> int:
     """Return the most payloads of a message to these; 0 if it never reaches them."""
-    found = [algorithm.payloads(k) for k in _cycle(algorithm) if algorithm.reach(k) is reach]
-    return max(found, default=0)
+    steps = [k for k in range(algorithm.period) if algorithm.reach(k) is reach]
+    return max(map(algorithm.payloads, steps), default=0)
 
 
 @cache
 def check_period(algorithm: Algorithm) -> None:
-    """Refuses an algorithm whose steps are not what its period and warm-up say."""
-    period, warm_up, name = algorithm.period, algorithm.warm_up, type(algorithm).__name__
-    if not isinstance(period, int) or period < 1 or not isinstance(warm_up, int) or warm_up < 0:
-        raise ValueError(
-            f"{name}: period must be a whole number of steps from 1 and warm_up from 0, got "
-            f"{period!r} and {warm_up!r}"
-        )
+    """Refuses an algorithm whose steps are not what its period says."""
+    period, name = algorithm.period, type(algorithm).__name__
+    if not isinstance(period, int) or period < 1:
+        raise ValueError(f"{name}: period must be a whole number of steps from 1, got {period!r}")
     for what in (algorithm.reach, algorithm.payloads):
         found = [what(k) for k in range(_LOOKED_AT)]
-        for k in range(warm_up + period, _LOOKED_AT):
-            alike = warm_up + (k - warm_up) % period
-            if found[k] != found[alike]:
+        for k in range(period, _LOOKED_AT):
+            if found[k] != found[k % period]:
                 raise ValueError(
-                    f"{name}: {what.__name__}({k}) is {found[k]}, but with period {period} and "
-                    f"warm_up {warm_up} it should be {found[alike]} as at step {alike}; say in "
-                    "`period` after how many steps reach and payloads repeat"
+                    f"{name}: {what.__name__}({k}) is {found[k]}, but with period {period} it "
+                    f"should be {found[k % period]} as at step {k % period}; say in `period` after "
+                    "how many steps reach and payloads repeat"
                 )
-
-
-def _cycle(algorithm: Algorithm) -> range:
-    """Steps after which nothing new comes."""
-    return range(algorithm.warm_up + algorithm.period)

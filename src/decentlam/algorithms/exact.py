@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod
 
 AT_ONCE = 1 / 2  # of what mixing takes away, into the velocity
 INTEGRAL = 1 / 20  # of it, into the correction
 
 
 @dataclass(frozen=True)
-class ExactDecentLaM(Algorithm):
+class ExactDecentLaM(MomentumMethod):
     """u = lr g - y;  z = x - u - beta v;  x+ = W z
     v+ = beta v + u + (z - x+) / 2;  y+ = y - (z - x+) / 20
 
@@ -25,23 +24,9 @@ class ExactDecentLaM(Algorithm):
     the two constants, which suit every momentum and number of nodes that is usual.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("v", "y")
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
-
-    @property
-    def balanced(self):
-        return ("y",)
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
+    balanced = ("y",)
+    needs_symmetric = True
 
     def message(self, x, g, state, step):
         kept, now = self.beta * step.lr_ratio, 1.0

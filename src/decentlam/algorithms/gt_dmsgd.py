@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.momentum import momentum
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 
 
 @dataclass(frozen=True)
-class GTDmSGD(Algorithm):
+class GTDmSGD(MomentumMethod):
     """y = c + g - g-;  m+ = beta m + y;  x+ = W (x - lr m+);  c+ = W y
 
     The mean of y over the nodes is always the mean gradient, and mixing makes the nodes' y alike:
@@ -22,22 +20,11 @@ class GTDmSGD(Algorithm):
     lr and curvature: on one-peer-symmetric-exponential(8) lr times curvature may be 0.034 at most.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("m", "c", "previous")
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
+    balanced = ("c", "previous")
 
     def payloads(self, index):
         return 2
-
-    @property
-    def balanced(self):
-        return ("c", "previous")
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         y = state["c"] + (g - state["previous"])

@@ -7,12 +7,12 @@ from functools import cached_property
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.base import check_between
+from decentlam.algorithms.pmsgd import MomentumMethod
 
 
 @dataclass(frozen=True)
-class SteadyDecentLaM(Algorithm):
+class SteadyDecentLaM(MomentumMethod):
     """z = x - lr g - beta v;  x+ = W z;  s+ = mu s + (1 - mu) (z - x+)
     v+ = beta v + lr g + c (z - x+) + (1 - c) s+
 
@@ -24,11 +24,10 @@ class SteadyDecentLaM(Algorithm):
     c = 2 (1 - beta) and mu = 4 b / (1 + b)^2 with b = beta (1 - c).
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     mu: float | None = None
     share: float | None = None
     buffers = ("v", "s")
+    needs_symmetric = True
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
@@ -46,16 +45,9 @@ class SteadyDecentLaM(Algorithm):
         b = self.beta * (1 - self.at_once)
         return 4 * b / (1 + b) ** 2 if self.mu is None else self.mu
 
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
-
     def steady(self):
         """Return the form with half the share, for networks so large that they mix slowly."""
         return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         kept = self.beta * step.lr_ratio

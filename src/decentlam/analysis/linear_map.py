@@ -6,7 +6,6 @@ still is, and what matters of lr and curvature is their product: a step sees lr 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -56,7 +55,7 @@ class LinearMap:
         self._mix = DenseMix(topology)
         self._center = center
         self._shift = shift
-        self._start = _start(algorithm, topology.period or 1)
+        self._start = (topology.period or 1) * algorithm.period  # `directions` goes back from it
 
     @classmethod
     def of(
@@ -90,7 +89,7 @@ class LinearMap:
     ) -> LinearMap:
         """Several runs at once, on weights of steps `first`, `first` + `apart`, ... and so on."""
         joint = _side_by_side(topology, runs, apart)
-        shift = first - _start(algorithm, 1)
+        shift = first - algorithm.period
         return cls(algorithm, joint, runs, curvature, center=center, shift=shift)
 
     def step(self, y: Tensor, index: int, push: Tensor | None = None) -> Tensor:
@@ -237,12 +236,6 @@ class LinearMap:
         for index in range(-self.algorithm.period, 0):
             y = self.step(y, index, push)
         return y
-
-
-def _start(algorithm: Algorithm, period: int) -> int:
-    """A whole number of cycles after the first steps, which may be special."""
-    cycle = period * algorithm.period
-    return cycle * max(1, math.ceil(algorithm.warm_up / cycle))
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor
 
-from decentlam.algorithms import Algorithm, always_everyone, check_lr, make
+from decentlam.algorithms import Algorithm, always_everyone, check_number, make
 from decentlam.analysis.linear_map import LinearMap
 from decentlam.options import Stable
 from decentlam.topology import Topology, complete, resolve
@@ -123,7 +123,7 @@ def growth(
     if lr is None or curvature is None:
         rate = growth_rate(method, network, seed)
     else:
-        steps = check_lr(lr) * _per_node(curvature, network, method)
+        steps = check_number("lr", lr) * _per_node(curvature, network, method)
         rate = _rates(method, network, steps[:, None], seed)[0]
     found = Growth(rate.value)
     found.low, found.high, found.exact = rate.low, rate.high, rate.exact

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decentlam.algorithms import Algorithm, check_lr
+from decentlam.algorithms import Algorithm, check_number
 from decentlam.errors import NonFiniteError
 from decentlam.simulation.simulate import Nodes
 from decentlam.topology import Topology, resolve
@@ -72,7 +72,7 @@ class SimulatedModule:
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        self._lr = check_lr(lr)
+        self._lr = check_number("lr", lr)
 
     @property
     def x(self) -> Tensor:

@@ -17,7 +17,6 @@ from decentlam.algorithms import (
     Reach,
     Step,
     check_compatible,
-    check_lr,
     check_number,
     check_period,
     lr_ratio,
@@ -125,7 +124,7 @@ class Nodes:
     def step(self, gradient: Tensor, lr: float) -> None:
         """One averaging round of all nodes with these gradients, (n, d)."""
         gradient = self._checked(gradient)
-        lr = check_lr(lr)
+        lr = check_number("lr", lr)
         reach = self.algorithm.reach(self.index)
         gradients = gradient.split([piece.shape[1] for piece in self._pieces], dim=1)
         decays = self.weight_decay and not self.algorithm.decoupled_decay
