@@ -97,10 +97,11 @@ class OptimizerOptions(CommonOptions, total=False):
 
 
 def show_options(**other_defaults: Any) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that shows the keywords of `OptimizerOptions` in an optimizer's signature,
-    for help(); some defaults may be the optimizer's own."""
+    """Return a decorator that gives an optimizer defaults of its own, and shows the keywords of
+    `OptimizerOptions` in its signature, for help()."""
 
     def decorate(optimizer: type[T]) -> type[T]:
+        optimizer._own_defaults = other_defaults  # type: ignore[attr-defined]
         shown = inspect.signature(optimizer)
         own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
         defaults = {field.name: field.default for field in dataclasses.fields(Options)}
