@@ -8,6 +8,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 
 from decentlam.algorithms import Algorithm, Reach, check_number, reaches, shown
 from decentlam.algorithms.local_average import LocalAverage
@@ -26,7 +27,7 @@ from decentlam.algorithms.outer_step import OuterStep
 from decentlam.data import Change, Place
 from decentlam.errors import ExchangeError
 from decentlam.local_steps.state_average import StateAverage
-from decentlam.local_steps.timed import Arrival, seconds_of, weighted
+from decentlam.local_steps.timed import in_background, seconds_of, weighted
 from decentlam.network.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
@@ -150,7 +151,7 @@ class LocalSteps(Optimizer, Joinable):
         self._elastic = elastic
         self._taken = 0  # local steps since the run began
         self._sent_at = time.monotonic()
-        self._arrival: Arrival | None = None
+        self._arrival: Future[None] | None = None
         self._outer_lr = None if outer is None else check_number("outer_lr", outer_lr, above=True)
         self._since = 0  # local steps, since the last messages left
         self._found = False  # the names of the inner state
@@ -190,8 +191,6 @@ class LocalSteps(Optimizer, Joinable):
         """Have the inner optimizer's groups and state, which it replaces when it loads."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    # torch.optim -----------------------------------------------------------------------------
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a local step; every H steps, average with the neighbors."""
         loss = None
@@ -200,7 +199,11 @@ class LocalSteps(Optimizer, Joinable):
                 loss = closure()
         self.runtime.check_training("call step()")
         params = [p for group in self.inner.param_groups for p in group["params"]]
-        _check_gradients(params)
+        if all(p.grad is None for p in params):
+            raise RuntimeError(
+                "step() without any gradient: no parameter of the inner optimizer got one since "
+                "zero_grad(). Call backward() first."
+            )
         rates = [check_number("lr", group["lr"]) for group in self.inner.param_groups]
         finite = self._unscale(params)
         if finite:
@@ -229,7 +232,7 @@ class LocalSteps(Optimizer, Joinable):
 
     def _average_in_time(self, seconds: float) -> None:
         """Use messages that have arrived, and send the next ones when it is time."""
-        if self._pending and self._arrival is not None and self._arrival.there():
+        if self._pending and self._arrival is not None and self._arrival.done():
             self._receive()
         if not self._pending and time.monotonic() - self._sent_at >= seconds:
             self._send()
@@ -274,7 +277,7 @@ class LocalSteps(Optimizer, Joinable):
         self._own_steps, self._sent_at = self._since, time.monotonic()
         self._pending, self._since, self._rates = True, 0, [0.0 for _ in self._rates]
         if self._seconds is not None:
-            self._arrival = Arrival(self._wait)
+            self._arrival = in_background(self._wait)
 
     def _wait(self) -> None:
         """Wait for all messages, and let nodes count as often as they took steps."""
@@ -397,8 +400,6 @@ class LocalSteps(Optimizer, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("LocalSteps cannot be pickled or copied; use state_dict()")
 
-    # As the other optimizers -------------------------------------------------------------------
-
     @property
     def averaging(self) -> DecentralizedOptimizer:
         """The optimizer that averages; its steps are the averages."""
@@ -444,15 +445,6 @@ class LocalSteps(Optimizer, Joinable):
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for gradient accumulation; local steps send nothing in backward."""
         return contextlib.nullcontext()
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that this process holds for training, by kind."""
-        held = self._averaging.memory_bytes()
-        tensors = [t for state in self.inner.state.values() for t in state.values()]
-        held["state"] += sum(t.nbytes for t in tensors if isinstance(t, Tensor))
-        return held
-
-    # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         if self._seconds is not None:
@@ -565,13 +557,6 @@ def _check_inner(inner: object) -> None:
             f"inner is {name}, which averages with other nodes already; give it to nobody, or take "
             "torch.optim.SGD or AdamW inside"
         )
-    if isinstance(inner, LBFGS):
-        raise ValueError(f"{name} evaluates a closure many times per step; take AdamW or SGD")
-    if isinstance(inner, SparseAdam):
-        raise ValueError(
-            f"{name} is for sparse gradients, which cannot be averaged; use sparse=False in the "
-            "embedding, and AdamW"
-        )
     if any(is_sharded(p) for group in inner.param_groups for p in group["params"]):
         raise ValueError(
             "LocalSteps is for models that are not sharded; give DTensors to an optimizer that "
@@ -590,27 +575,9 @@ def _checked_names(names: Any, outer: Algorithm | None) -> Sequence[str] | None:
     """Return the names of state to average, None for those of Adam's kin, () for none."""
     if names is None:
         return None if outer is None else ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"average_state must be a tuple of names, such as ('exp_avg_sq',), got {shown(names)}"
-        )
     if names and outer is not None and reaches(outer) != {Reach.NEIGHBORS}:
         raise ValueError(
             f"average_state is for averages with neighbors; {outer!r} averages over everyone. "
             "Leave it out"
         )
     return tuple(names)
-
-
-def _check_gradients(params: Sequence[Tensor]) -> None:
-    found = [p.grad for p in params if p.grad is not None]
-    if not found:
-        raise RuntimeError(
-            "step() without any gradient: no parameter of the inner optimizer got one since "
-            "zero_grad(). Call backward() first."
-        )
-    if any(grad.is_sparse for grad in found):
-        raise ValueError(
-            "a parameter has a sparse gradient, which cannot be averaged; use sparse=False in its "
-            "embedding"
-        )
