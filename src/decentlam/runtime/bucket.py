@@ -28,7 +28,7 @@ from decentlam.algorithms.turns import TURNS, parts
 from decentlam.exchange.base import Pending, Terms, combine
 from decentlam.network.network import Network
 from decentlam.runtime.param_groups import ParamGroup, named_parameters
-from decentlam.runtime.sharded import Shard, extent, is_sharded, local, norm_over
+from decentlam.runtime.sharded import Shard, extent, is_sharded, norm_over
 
 Plan = tuple[Algorithm, Step]  # with what the param group has now
 Version = tuple[int, int, float] | None  # see `checks.version`
@@ -406,12 +406,6 @@ class Bucket:
                     bad[self.shard][piece.span][inside] |= wrong[whole:][place]
         spans = zip(self.names, self.spans, strict=True)
         return [name for name, span in spans if bad[span].any()]
-
-    def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients, as far as the bucket or the parameters keep them."""
-        held = sum(local(p.grad).nbytes for p in self.wholes if p.grad is not None)
-        summed = self._sum.nbytes if self.network.processes_per_node > 1 else 0
-        return self._g.nbytes + summed + held
 
 
 def inside_node(

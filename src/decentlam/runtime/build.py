@@ -18,7 +18,6 @@ from decentlam.algorithms import (
     Reach,
     always_everyone,
     check_compatible,
-    check_period,
     most_payloads,
     reaches,
 )
@@ -35,7 +34,7 @@ from decentlam.options import Options, Overlap
 from decentlam.runtime.agreement import check_agreement, check_order
 from decentlam.runtime.bucket import Bucket, build_buckets
 from decentlam.runtime.overlap import OverlapChoice
-from decentlam.runtime.param_groups import ParamGroup, named_parameters, prepare
+from decentlam.runtime.param_groups import ParamGroup, named_parameters
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.runtime.sharded import check_placements, local, shard_group
 from decentlam.runtime.state import load_state
@@ -63,14 +62,6 @@ def agreed_tag(network: Network) -> int:
     global _built
     _built = max(network.gather(_built + 1))
     return _built * TAGS_EACH
-
-
-def check_run(groups: Sequence[ParamGroup], method: Algorithm) -> torch.device:
-    """Refuse what cannot be trained, prepare the groups, return where the parameters are."""
-    device = check_parameters(groups)
-    check_period(method)
-    prepare(groups, method)
-    return device
 
 
 def join(
@@ -158,7 +149,10 @@ def build(
     forms = [method.with_hyper(group) for group in groups]
     strongest = max(forms, key=lambda form: getattr(form, "beta", 0.0))
     topology = resolve(options.topology, network.num_nodes)
-    algorithm, topology = stable_form(strongest, topology, options)
+    check_compatible(strongest, topology)
+    algorithm, topology, note = choose(strongest, topology, options.stable)
+    if note is not None:
+        log.debug("%s", note)
     _check_message_dtype(groups, method, options, topology)
     if network.num_nodes == 1:
         algorithm = method.alone()
@@ -166,33 +160,19 @@ def build(
     buckets = build_buckets(groups, bucket_bytes, algorithm, network, timeout)
     for bucket in buckets:
         load_state(bucket, {p: dict(state.get(p, {})) for p in bucket.wholes})
-    exchanges, buffers = _exchanges(
-        algorithm, network, topology, buckets, options, tag, together, timeout
-    )
+    exchanges = _exchanges(algorithm, network, topology, buckets, options, tag, together, timeout)
     return Runtime(
         groups,
         algorithm,
         network,
         topology,
         exchanges,
-        buffers,
         buckets,
         options,
         OverlapChoice(_possible_overlap(algorithm, options, network)),
         statistics,
         before_message if network.group is not None else None,
     )
-
-
-def stable_form(
-    method: Algorithm, topology: Topology, options: Options
-) -> tuple[Algorithm, Topology]:
-    """Return what will run: the method, or a form of it that is stable on these weights."""
-    check_compatible(method, topology)
-    algorithm, topology, note = choose(method, topology, options.stable)
-    if note is not None:
-        log.debug("%s", note)
-    return algorithm, topology
 
 
 def usual_bucket_bytes(groups: Sequence[ParamGroup], method: Algorithm, network: Network) -> int:
@@ -262,10 +242,10 @@ def _exchanges(
     tag: int,
     together: bool,
     timeout: timedelta,
-) -> tuple[dict[Reach, Exchange], list[Tensor]]:
-    """Return how each kind of step mixes, and the message buffers."""
+) -> dict[Reach, Exchange]:
+    """Return how each kind of step mixes."""
     if network.num_nodes == 1:
-        return dict.fromkeys(Reach, NoExchange()), []
+        return dict.fromkeys(Reach, NoExchange())
     reached = reaches(algorithm)
     exchanges: dict[Reach, Exchange] = {Reach.NOBODY: NoExchange()}
     # Messages that leave before their gradient may be recalled, and are sent.
@@ -290,7 +270,7 @@ def _exchanges(
                 len(b.shard_x) if wide else len(z) for b, z in zip(buckets, buffers, strict=True)
             ]
             exchanges[Reach.NEIGHBORS] = Rounded(neighbors, short, whole)
-    return exchanges, buffers
+    return exchanges
 
 
 def _buffers(buckets: Sequence[Bucket], payloads: int) -> list[Tensor]:

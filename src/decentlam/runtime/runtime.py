@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,7 +89,6 @@ class Runtime:
         network: Network,
         topology: Topology,
         exchanges: Mapping[Reach, Exchange],
-        buffers: Sequence[Tensor],
         buckets: Sequence[Bucket],
         options: Options,
         overlap: OverlapChoice,
@@ -100,7 +99,7 @@ class Runtime:
         self.network, self.topology, self.options = network, topology, options
         self.exchanges, self.buckets, self.overlap = exchanges, buckets, overlap
         self.statistics = statistics
-        self._groups, self._buffers = groups, buffers
+        self._groups = groups
         self._before_message = before_message  # runs before a step's first message
         self._evaluation = Evaluation()
         frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
@@ -218,8 +217,6 @@ class Runtime:
                     break
                 self._send(bucket)
 
-    # The parts of a step ------------------------------------------------------------------------
-
     def _gather(self, bucket: Bucket, absent: bool = False) -> None:
         """Take the gradient of a bucket, which must not change from here on."""
         if not self._open:
@@ -253,7 +250,9 @@ class Runtime:
         if bucket.pending is not None or exchange.silent:
             return
         if (self._several or self._flags) and bucket.gathered:
-            self._use_sum(bucket)
+            bucket.finish_sum()
+            if self._flags:
+                self._checks.leave_out(bucket)
         message = exchange.message(bucket.number, bucket.message_size(self.algorithm, self.index))
         finite = bucket.form(message, look=self._looks and not self._flags)
         if not finite:
@@ -261,14 +260,6 @@ class Runtime:
         if self._flags:
             bucket.finite = finite_flag([message], bucket.finite)
         bucket.pending = exchange.send(bucket.number, message, self.index)
-
-    def _use_sum(self, bucket: Bucket) -> None:
-        """Wait for the gradient of a node of several processes, and keep it finite on a GPU."""
-        bucket.finish_sum()
-        if self._flags:
-            self._checks.leave_out(bucket)
-
-    # Step ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(
@@ -336,8 +327,10 @@ class Runtime:
 
     def _exchange_all(self, absent: bool, found_inf: Tensor | None, scale: Tensor | None) -> None:
         """Send what was not sent, and wait for all mixes; until then nothing changes."""
-        if self._failure is not None:
-            self._fail(self._failure)
+        if self._failure is not None:  # of a message that left in backward
+            if self._sharded and isinstance(self._failure, NonFiniteError):
+                self._agree_with_shards(self._failure)
+            raise self._failure
         if self._skipped is None:
             self._skipped = self._prepare_gradients(found_inf, scale)
         for bucket in self.buckets:
@@ -360,12 +353,6 @@ class Runtime:
             self._checks.after(self._skipped)
         self.statistics.end(self.index, begun, sent, self._skipped)
         self._mixed = True
-
-    def _fail(self, failure: Exception) -> NoReturn:
-        """Raise the error of a message that left in backward."""
-        if self._sharded and isinstance(failure, NonFiniteError):
-            self._agree_with_shards(failure)
-        raise failure
 
     def _awaited(self) -> list[str]:
         """Return who has not answered yet in this step."""
@@ -569,17 +556,6 @@ class Runtime:
     def use_groups(self, groups: list[ParamGroup]) -> None:
         """Go on with the same param groups in another list."""
         self._groups = groups
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that this process holds for training, by kind."""
-        held = [exchange.memory_bytes() for exchange in self.exchanges.values()]
-        return {
-            "parameters": sum(b.x.nbytes + sum(s.nbytes for s in b.shards) for b in self.buckets),
-            "gradients": sum(bucket.gradient_bytes() for bucket in self.buckets),
-            "state": sum(t.nbytes for bucket in self.buckets for t in bucket.state.values()),
-            "messages": sum(b.nbytes for b in self._buffers) + sum(k["messages"] for k in held),
-            "received": sum(k["received"] for k in held),
-        }
 
 
 _ALONE = NoExchange()
