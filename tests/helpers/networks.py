@@ -11,7 +11,7 @@ from decentlam.topology import (
     Topology,
 )
 
-SIZES = [*range(1, 18), 32, 33, 64]
+SIZES = [*range(1, 10), 12, 15, 16, 33]
 DIRECTED = {"exponential": 3, "one-peer-exponential": 2}  # from more nodes than this on
 SEVERAL_STEPS = 12  # of a random network
 

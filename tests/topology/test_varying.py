@@ -91,13 +91,6 @@ def test_two_pairings_give_each_partner_a_third(n: int) -> None:
     assert net.max_peers == min(2, n - 1) and net.period is None
 
 
-def test_two_pairings_depend_on_seed_and_step_alone() -> None:
-    one, twin, other = (topology.two_random_matches(8, seed=s) for s in (7, 7, 8))
-    for k in (11, 3, 200, 3):
-        assert torch.equal(one.weights(k), twin.weights(k))
-        assert not torch.equal(one.weights(k), other.weights(k))
-
-
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 64])
 @pytest.mark.parametrize("name", ["one-peer-exponential", "one-peer-hypercube"])
 def test_log2_n_steps_of_one_peer_average_exactly(name: str, n: int) -> None:
