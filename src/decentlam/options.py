@@ -40,24 +40,29 @@ def overlap_named(overlap: str | bool) -> Overlap:
     return cast(Overlap, overlap)
 
 
-class CommonOptions(TypedDict, total=False):
-    """`OptimizerOptions` without weight_decay, which AdamW has as an argument of its own."""
+class AveragingOptions(TypedDict, total=False):
+    """The keywords that `LocalSteps` takes, too."""
 
     topology: str | Topology
-    overlap: Overlap | bool
-    bucket_bytes: int | None
-    max_grad_norm: float | None
-    nonfinite: NonFinite
-    processes_per_node: int
+    message_dtype: torch.dtype | None
     process_group: dist.ProcessGroup | None
-    mesh: DeviceMesh | None
     timeout_seconds: float
     heartbeat_seconds: float
     elastic: bool
     model: nn.Module | None
     stable: Stable
     shared_memory: bool
-    message_dtype: torch.dtype | None
+
+
+class CommonOptions(AveragingOptions, total=False):
+    """`OptimizerOptions` without weight_decay, which AdamW has as an argument of its own."""
+
+    overlap: Overlap | bool
+    bucket_bytes: int | None
+    max_grad_norm: float | None
+    nonfinite: NonFinite
+    processes_per_node: int
+    mesh: DeviceMesh | None
 
 
 class OptimizerOptions(CommonOptions, total=False):

@@ -107,6 +107,18 @@ class Exchange(ABC):
         return
 
 
+class NoExchange(Exchange):
+    """No exchange, for a step that averages with nobody: the message is formed in the update."""
+
+    silent = True
+
+    def message(self, bucket: int, size: int) -> Tensor:
+        raise AssertionError("a silent exchange has no message")
+
+    def send(self, bucket: int, message: Tensor, step: int) -> Pending:
+        raise AssertionError("a silent exchange sends nothing")
+
+
 def combine(terms: Sequence[tuple[float, Tensor]], out: Tensor | None = None) -> Tensor:
     """Return the weighted sum, in as few operations as it takes, in `out` if there is one."""
     (weight, first), rest = terms[0], list(terms[1:])

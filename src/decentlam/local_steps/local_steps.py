@@ -13,11 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
@@ -30,7 +29,7 @@ from decentlam.local_steps.state_average import StateAverage
 from decentlam.local_steps.timed import in_background, seconds_of, weighted
 from decentlam.network.network import Network
 from decentlam.optimizer import DecentralizedOptimizer
-from decentlam.options import Stable
+from decentlam.options import AveragingOptions
 from decentlam.runtime.agreement import check_agreement
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.runtime.sharded import is_sharded
@@ -84,15 +83,8 @@ class LocalSteps(Optimizer, Joinable):
             afterwards.
         average_state: Names of second moments in the inner optimizer's state. Default: those of
             Adam variants and RMSprop; none with `outer`.
-        topology: Which nodes average with each other. Default: one random peer at a time.
-        message_dtype: torch.float16 or torch.bfloat16 halves the bytes of the model.
-        process_group: The processes that take part, one node each. Default: all.
-        timeout_seconds: How long to wait for a neighbor before an `ExchangeError`.
-        heartbeat_seconds: A process without a heartbeat for this long counts as lost.
-        elastic: Continue when processes die, and let new ones join.
-        model: With elastic=True, the module whose buffers newcomers get.
-        stable: See `OptimizerOptions`.
-        shared_memory: Exchange messages between processes of one machine in shared memory.
+        options: topology, message_dtype, process_group, timeout_seconds, heartbeat_seconds,
+            elastic, model, stable ("auto") and shared_memory, as in `OptimizerOptions`.
 
     When not: on fast networks. `decentlam.AdamW` averages in every step and comes closer to an
     all-reduce.
@@ -120,17 +112,12 @@ class LocalSteps(Optimizer, Joinable):
         correction: float = 0.2,
         delay: int = 0,
         average_state: Sequence[str] | None = None,
-        topology: str | Topology = "bipartite-random-match",
-        message_dtype: torch.dtype | None = None,
-        process_group: dist.ProcessGroup | None = None,
-        timeout_seconds: float = 600.0,
-        heartbeat_seconds: float = 10.0,
-        elastic: bool = False,
-        model: nn.Module | None = None,
-        stable: Stable = "auto",
-        shared_memory: bool = True,
+        **options: Unpack[AveragingOptions],
     ) -> None:
         _check_inner(inner)
+        if unknown := sorted(options.keys() - AveragingOptions.__annotations__.keys()):
+            raise TypeError(f"LocalSteps has no argument {', '.join(unknown)}")
+        elastic = options.get("elastic", False)
         seconds = seconds_of(every)
         if seconds is None:
             _check_count("every", every, 1)
@@ -170,20 +157,10 @@ class LocalSteps(Optimizer, Joinable):
                 correction,
                 delay > 0 or seconds is not None,
             ),
-            topology=topology,
-            message_dtype=message_dtype,
-            process_group=process_group,
-            timeout_seconds=timeout_seconds,
-            heartbeat_seconds=heartbeat_seconds,
-            elastic=elastic,
-            model=model,
-            stable=stable,
-            shared_memory=shared_memory,
-            overlap="none",
+            **{"stable": "auto", **options, "overlap": "none"},
         )
-        self._state_average = StateAverage(
-            inner, names, timedelta(seconds=timeout_seconds), self._averaging._tag + _TAG
-        )
+        timeout = timedelta(seconds=self._averaging._options.timeout_seconds)
+        self._state_average = StateAverage(inner, names, timeout, self._averaging._tag + _TAG)
         if not elastic:  # newcomers' learning rates are those of the run
             check_agreement(self.network, {"delay": delay, **_hyper(inner), "state": names})
 

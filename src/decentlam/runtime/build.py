@@ -23,9 +23,8 @@ from decentlam.algorithms import (
 )
 from decentlam.analysis.stability import choose
 from decentlam.exchange.allreduce import AllReduce
-from decentlam.exchange.base import Exchange
+from decentlam.exchange.base import Exchange, NoExchange
 from decentlam.exchange.neighbors import Neighbors
-from decentlam.exchange.none import NoExchange
 from decentlam.exchange.rounded import Rounded
 from decentlam.exchange.shared_memory import share_memory
 from decentlam.network import heartbeat

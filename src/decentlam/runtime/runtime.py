@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from decentlam.algorithms import Algorithm, Reach
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
-from decentlam.exchange.base import Exchange
-from decentlam.exchange.none import NoExchange
+from decentlam.exchange.base import Exchange, NoExchange
 from decentlam.network import waiting
 from decentlam.network.network import Network
 from decentlam.options import Options

@@ -16,6 +16,7 @@ from decentlam.topology import spectrum
 from decentlam.topology.weights import SparseWeights
 
 _CACHED_STEPS = 64
+_MOST_NODES = 1_000_000
 _SAMPLED_STEPS = 16  # a random topology's properties are checked on this many steps
 
 
@@ -188,3 +189,13 @@ class Topology:
 
 def _lazy(rule: Callable[[int], SparseWeights], rate: float, step: int) -> SparseWeights:
     return rule(step).lazy(rate)
+
+
+def check_num_nodes(n: int, name: str, most: int = _MOST_NODES) -> int:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer):
+        raise TypeError(f"{name} needs a whole number of nodes, got {n!r}")
+    if n < 1:
+        raise ValueError(f"{name} needs at least 1 node, got {n}")
+    if n > most:
+        raise ValueError(f"{name} can have at most {most:,} nodes, got more")
+    return int(n)  # numpy's integers lack bit_length

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentlam.topology.base import Topology
-from decentlam.topology.check import check_num_nodes
+from decentlam.topology.base import Topology, check_num_nodes
 from decentlam.topology.static import constant, graph
 from decentlam.topology.weights import SparseWeights
 

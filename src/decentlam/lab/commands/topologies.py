@@ -12,7 +12,7 @@ def topologies(nodes: Nodes = 8, as_json: Json = False) -> None:
     import inspect
 
     from decentlam.topology import TOPOLOGIES
-    from decentlam.topology.check import check_num_nodes
+    from decentlam.topology.base import check_num_nodes
 
     check_num_nodes(nodes, "a list of topologies")
     rows = []
