@@ -185,11 +185,10 @@ def test_groups_of_one_optimizer_are_at_one_step(results: list[list[int]]) -> No
     assert results == [[3, 3]] * N
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_a_param_group_that_is_refused_leaves_nothing_behind(dtype: torch.dtype) -> None:
-    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=dtype))
-    optimizer = decentlam.DecentLaM([first], lr=0.1, message_dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"float64|complex"):
+def test_a_param_group_that_is_refused_leaves_nothing_behind() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).cfloat())
+    optimizer = decentlam.DecentLaM([first], lr=0.1)
+    with pytest.raises(ValueError, match="complex"):
         optimizer.add_param_group({"params": [second]})
     assert [group["params"] for group in optimizer.param_groups] == [[first]]
     first.sum().backward()

@@ -84,6 +84,13 @@ def check_number(name: str, given: Any, above: bool = False, most: float = _MOST
     raise ValueError(f"{name} must be a finite number {allowed}{limit}, got {shown(given)}")
 
 
+def check_count(name: str, given: Any, least: int = 1) -> int:
+    """A whole number that is no smaller than `least`; True is none."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise ValueError(f"{name} must be a whole number of {least} or more, got {shown(given)}")
+    return given
+
+
 def shown(given: Any) -> str:
     """Return what was given as text for an error, cut where it is long; Python refuses to write
     huge numbers."""
@@ -210,9 +217,8 @@ def most_payloads(algorithm: Algorithm, reach: Reach) -> int:
 @cache
 def check_period(algorithm: Algorithm) -> None:
     """Refuses an algorithm whose steps are not what its period says."""
-    period, name = algorithm.period, type(algorithm).__name__
-    if not isinstance(period, int) or period < 1:
-        raise ValueError(f"{name}: period must be a whole number of steps from 1, got {period!r}")
+    name = type(algorithm).__name__
+    period = check_count(f"{name}: period", algorithm.period)
     for what in (algorithm.reach, algorithm.payloads):
         found = [what(k) for k in range(_LOOKED_AT)]
         for k in range(period, _LOOKED_AT):

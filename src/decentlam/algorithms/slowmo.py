@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Reach, check_between, check_number
+from decentlam.algorithms.base import Reach, check_between, check_count, check_number
 from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 
 _BASES = ("dmsgd", "local")
@@ -34,8 +34,7 @@ class SlowMo(MomentumMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_between(self, slow_beta=self.slow_beta)
-        if isinstance(self.tau, bool) or not isinstance(self.tau, int) or self.tau < 1:
-            raise ValueError(f"SlowMo: tau must be a whole number of steps >= 1, got {self.tau!r}")
+        check_count("SlowMo: tau", self.tau)
         check_number("SlowMo: alpha (1 is usual)", self.alpha, above=True)
         if self.base not in _BASES:
             raise ValueError(f"SlowMo: unknown base {self.base!r}; choose from {', '.join(_BASES)}")

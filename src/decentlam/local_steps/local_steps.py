@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
-from decentlam.algorithms import Algorithm, Reach, check_number, reaches, shown
+from decentlam.algorithms import Algorithm, Reach, check_count, check_number, reaches, shown
 from decentlam.algorithms.local_average import LocalAverage
 from decentlam.algorithms.outer_step import OuterStep
 from decentlam.data import Change, Place
@@ -120,8 +120,8 @@ class LocalSteps(Optimizer, Joinable):
         elastic = options.get("elastic", False)
         seconds = seconds_of(every)
         if seconds is None:
-            _check_count("every", every, 1)
-        _check_count("delay", delay, 0)
+            check_count("every", every)
+        check_count("delay", delay, least=0)
         if seconds is not None and (delay or elastic or outer is not None):
             raise ValueError(
                 f"every={every!r} goes without delay, elastic and outer: messages travel until "
@@ -541,11 +541,6 @@ def _check_inner(inner: object) -> None:
         )
     for k, group in enumerate(inner.param_groups):
         check_number(f"lr of group {k} of {name}", group.get("lr"))
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of steps from {least}, got {shown(value)}")
 
 
 def _checked_names(names: Any, outer: Algorithm | None) -> Sequence[str] | None:

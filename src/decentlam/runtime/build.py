@@ -152,7 +152,8 @@ def build(
     algorithm, topology, note = choose(strongest, topology, options.stable)
     if note is not None:
         log.debug("%s", note)
-    _check_message_dtype(groups, method, options, topology)
+    if options.message_dtype is not None:
+        _check_rounding(method, topology)
     if network.num_nodes == 1:
         algorithm = method.alone()
     timeout = timedelta(seconds=options.wait_seconds)
@@ -248,7 +249,7 @@ def _exchanges(
     reached = reaches(algorithm)
     exchanges: dict[Reach, Exchange] = {Reach.NOBODY: NoExchange()}
     # Messages that leave before their gradient may be recalled, and are sent.
-    shares = options.shared_memory and options.shortened is None and algorithm.needs_gradient
+    shares = options.shared_memory and options.message_dtype is None and algorithm.needs_gradient
     if together and shares and Reach.NEIGHBORS in reached and not network.is_nccl:
         likes = _buffers(buckets, most_payloads(algorithm, Reach.NEIGHBORS))
         shared = share_memory(network, topology, likes, timeout)
@@ -261,7 +262,7 @@ def _exchanges(
         exchanges[Reach.EVERYONE] = AllReduce(network, buffers, timeout)
     if Reach.NEIGHBORS in missing:
         neighbors = Neighbors(network, topology, buffers, timeout, tag)
-        short = options.shortened
+        short = options.message_dtype
         exchanges[Reach.NEIGHBORS] = neighbors
         if short is not None:
             wide = algorithm.averaged_state is not None  # follows the one payload
@@ -276,18 +277,7 @@ def _buffers(buckets: Sequence[Bucket], payloads: int) -> list[Tensor]:
     return [b.shard_x.new_empty(b.largest_message(payloads)) for b in buckets if payloads]
 
 
-def _check_message_dtype(
-    groups: Sequence[ParamGroup], method: Algorithm, options: Options, topology: Topology
-) -> None:
-    dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
-    others = dtypes - {options.message_dtype}
-    if options.message_dtype is not None and options.shortened is None and others:
-        raise ValueError(
-            f"message_dtype={options.message_dtype} is for whole messages of such parameters, but "
-            f"there are some of {', '.join(map(str, others))}; leave message_dtype out"
-        )
-    if options.shortened is None:
-        return
+def _check_rounding(method: Algorithm, topology: Topology) -> None:
     if always_everyone(method):
         raise ValueError(
             f"message_dtype is for messages to neighbors; {method!r} averages over everyone, "

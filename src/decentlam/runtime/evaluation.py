@@ -106,14 +106,6 @@ class Evaluation:
             a.copy_(b)
             b.copy_(kept)
 
-    def check(self, what: str) -> None:
-        """Refuses what needs the node's own parameters."""
-        if self.active:
-            raise RuntimeError(
-                f"cannot {what} in evaluation: the parameters are the average of all nodes since "
-                "optimizer.eval() or averaged(). Call optimizer.train() on every process first."
-            )
-
 
 def check_none_averaged(model: nn.Module, what: str) -> None:
     """Refuses a model of which an optimizer, whichever it is, has put the mean in place."""

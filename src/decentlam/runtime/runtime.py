@@ -28,7 +28,7 @@ from decentlam.network import waiting
 from decentlam.network.network import Network
 from decentlam.options import Options
 from decentlam.runtime.bucket import Bucket, Plan, inside_node
-from decentlam.runtime.checks import Checks, finite_flag, reclaim
+from decentlam.runtime.checks import Checks, finite_flag
 from decentlam.runtime.evaluation import Evaluation
 from decentlam.runtime.gradients import WholeGradient
 from decentlam.runtime.overlap import OverlapChoice
@@ -153,7 +153,7 @@ class Runtime:
             Reach.EVERYONE: "an all-reduce",
             Reach.NOBODY: "nobody",
         }[reach]
-        short = self.options.shortened if reach is Reach.NEIGHBORS else None
+        short = self.options.message_dtype if reach is Reach.NEIGHBORS else None
         size = reach.messages_sent(network.num_nodes, count) * sum(
             bucket.message_size(self.algorithm, 0) * (short or bucket.x.dtype).itemsize
             for bucket in self.buckets
@@ -173,7 +173,7 @@ class Runtime:
         if not bucket.holds(i):
             if not bucket.owns(i):
                 return  # another optimizer was built with it; this one is no longer used
-            reclaim(bucket, i)
+            bucket.reclaim(i)
         if self._evaluation.active:
             self.check_training("call backward()")
         if not self._synchronizing:
@@ -496,8 +496,12 @@ class Runtime:
         self._checks.reclaim()
 
     def check_training(self, what: str) -> None:
-        """Refuse in evaluation."""
-        self._evaluation.check(what)
+        """Refuse what needs the node's own parameters in evaluation."""
+        if self._evaluation.active:
+            raise RuntimeError(
+                f"cannot {what} in evaluation: the parameters are the average of all nodes since "
+                "optimizer.eval() or averaged(). Call optimizer.train() on every process first."
+            )
 
     def evaluate(self, model: nn.Module | None) -> None:
         """Make the parameters the mean of all nodes, until `train`; every process calls it."""
