@@ -31,7 +31,7 @@ from decentlam.exchange.rounded import Rounded
 from decentlam.network.network import Network, _connected
 from decentlam.runtime import bucket, checks, gradients
 from tests.helpers.nodes import bad_gradient
-from tests.helpers.processes import HANG_SECONDS, Scenarios, message_of, run_processes
+from tests.helpers.processes import HANG_SECONDS, Group, Scenarios, message_of
 from tests.helpers.quadratic import (
     CLASSES,
     assert_equal,
@@ -231,10 +231,10 @@ def exchanged() -> tuple[float, list[Post]]:
         return float(torch.as_tensor(mixed).sum()), posts
 
 
-def copied() -> str:
+def copied(process_group: Group) -> str:
     """Return what unpickling says where the network is unknown; a copy here takes the same one."""
     with batched():
-        node, model, optimizer = start(None, "decentlam")
+        node, model, optimizer = start(process_group, "decentlam")
         train(optimizer, model, node, range(3))
         assert copy.deepcopy(optimizer).network is optimizer.network  # it may not form a group
         data = pickle.dumps(optimizer)
@@ -258,11 +258,11 @@ def left_out(how: str, per_node: int) -> tuple[list[Tensor], list[bool], list[Po
         return (*bad_gradient(None, per_node, how), posts)
 
 
-def not_finite(method: str, bad: float) -> tuple[str, bool]:
+def not_finite(process_group: Group, method: str, bad: float) -> tuple[str, bool]:
     """The gradient of node 1 turns bad in step 2: its error in the next step, and whether
     parameters are finite."""
     with batched():
-        node, model, optimizer = start(None, method)
+        node, model, optimizer = start(process_group, method)
         said = "nothing was raised"
         for step in range(4):
             optimizer.zero_grad()
@@ -302,7 +302,6 @@ BITS = {
     )
 }
 LEFT_OUT = [(how, per_node) for how in ("nan", "scaler") for per_node in (1, 2)]
-NOT_FINITE = [("decentlam", math.nan), ("pmsgd", math.inf), ("awc-dmsgd", math.nan)]
 
 groups = {processes: Scenarios(processes, own_group=False) for processes in (4, 5)}
 scenarios = groups[4]
@@ -386,20 +385,29 @@ def test_a_bad_gradient_of_one_process_is_left_out_by_its_node(how: str, per_nod
     check_order([posts for _, _, posts in results])
 
 
-def test_a_copy_keeps_the_network_and_an_unpickled_optimizer_forms_none() -> None:
-    for said in run_processes(copied, 4):
-        assert "process groups cannot be saved with it" in said, said
+spoiled = Scenarios(4)
 
 
-@pytest.mark.parametrize(("method", "bad"), NOT_FINITE)
+@spoiled.run(
+    not_finite,
+    [
+        {"method": "decentlam", "bad": math.nan},
+        {"method": "pmsgd", "bad": math.inf},
+        {"method": "awc-dmsgd", "bad": math.nan},
+    ],
+)
 def test_what_is_not_finite_is_reported_one_step_later_and_reaches_nobody(
-    method: str, bad: float
+    results: list[tuple[str, bool]],
 ) -> None:
-    results = run_processes(not_finite, 4, (method, bad))
     assert all(finite for _, finite in results)
     said = [text for text, _ in results]
     assert said[1].startswith("NonFiniteError: node 1, step 2") and "no neighbor" in said[1]
     assert said[0] == said[2] == said[3] == "nothing was raised"
+
+
+@spoiled.run(copied)  # the last: what is connected is forgotten
+def test_a_copy_keeps_the_network_and_an_unpickled_optimizer_forms_none(said: list[str]) -> None:
+    assert all("process groups cannot be saved with it" in text for text in said), said
 
 
 # Nothing waits ----------------------------------------------------------------------------------

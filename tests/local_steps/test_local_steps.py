@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -199,8 +200,11 @@ def test_a_scheduler_on_either_optimizer_sets_the_rate_of_both() -> None:
     assert optimizer.param_groups[0]["lr"] == optimizer.inner.param_groups[0]["lr"] == 0.0125
 
 
-def resumed(process_group: Group, inner: str, delay: int, tmp: str) -> list[list[Tensor]]:
+def resumed(process_group: Group, inner: str, delay: int) -> list[list[Tensor]]:
     """Eight steps in one go; five, saved in two ways, and three more in new optimizers."""
+    place = [tempfile.mkdtemp() if dist.get_rank(process_group) == 0 else ""]
+    dist.broadcast_object_list(place, group_src=0, group=process_group)
+    (tmp,) = place
     options = {"topology": "bipartite-random-match", "delay": delay}
     node, model, optimizer = start(process_group, inner, **options)
     train(optimizer, model, node, range(5))
@@ -220,18 +224,9 @@ def resumed(process_group: Group, inner: str, delay: int, tmp: str) -> list[list
     return results
 
 
-@pytest.fixture(scope="module")
-def own_processes(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    found = Scenarios(N)
-    for inner, delay in (("adamw", 0), ("sgd", 2)):
-        place = str(tmp_path_factory.mktemp("checkpoint"))
-        found.add(f"{inner} {delay}", resumed, inner=inner, delay=delay, tmp=place)
-    return found
-
-
-@pytest.mark.parametrize(("inner", "delay"), [("adamw", 0), ("sgd", 2)])
-def test_a_run_resumes_to_the_bit(own_processes: Scenarios, inner: str, delay: int) -> None:
-    for whole, *others in own_processes.outcomes(f"{inner} {delay}"):
+@scenarios.run(resumed, [{"inner": "adamw", "delay": 0}, {"inner": "sgd", "delay": 2}])
+def test_a_run_resumes_to_the_bit(results: Any) -> None:
+    for whole, *others in results:
         for other in others:
             assert all(map(torch.equal, whole, other))
 

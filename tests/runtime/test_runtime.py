@@ -5,6 +5,7 @@ One table: method x topology x exchange x overlap, in float64 and to 1e-12.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -206,7 +207,7 @@ def test_a_script_that_init_joined_may_end_with_step(tmp_path: Path) -> None:
 # A step that does not come to its end -----------------------------------------------------------
 
 
-stopped = Scenarios(4)
+own = Scenarios(4)
 
 
 class Struck(decentlam.algorithms.DecentLaM):
@@ -248,7 +249,7 @@ def interrupted(process_group: Group, overlap: str) -> tuple[list[Tensor], list[
     return models, steps
 
 
-@stopped.run(interrupted, [{"overlap": "none"}, {"overlap": "backward"}])
+@own.run(interrupted, [{"overlap": "none"}, {"overlap": "backward"}])
 def test_an_interrupted_step_is_completed_and_counted(results: Any) -> None:
     for (expected, found), steps in results:
         assert steps == [3] and torch.equal(expected, found)
@@ -265,9 +266,79 @@ def one_is_late_for_ever(process_group: Group) -> tuple[str, bool]:
     return said, torch.equal(flat(model), before)
 
 
-@stopped.run(one_is_late_for_ever)
+@own.run(one_is_late_for_ever)
 def test_a_step_that_failed_has_changed_nothing(results: list[tuple[str, bool]]) -> None:
     for node, (said, unchanged) in enumerate(results):
         if node in (0, 2):  # its neighbors on the ring
             assert said.startswith("ExchangeError") and "step 3" in said, said
             assert unchanged
+
+
+# What a step has sent, and how long it has waited -------------------------------------------------
+
+
+def statistics(process_group: Group, method: str, topology: str, overlap: bool) -> dict[str, Any]:
+    node, model, optimizer = start(process_group, method, topology=topology, overlap=overlap)
+    sent = []
+    for step in range(4):
+        optimizer.zero_grad()
+        quadratic_loss(model, node, step).backward()
+        optimizer.step()
+        sent.append(optimizer.statistics.bytes_sent)
+    s = optimizer.statistics
+    return {
+        "sent": sent,
+        "total": s.total_bytes_sent,
+        "step": s.step,
+        "wait": s.wait_seconds,
+        "total wait": s.total_wait_seconds,
+        "exchange": s.exchange_seconds,
+        "overlap": s.overlap,
+        "skipped": s.skipped,
+    }
+
+
+def slow_neighbor(process_group: Group) -> tuple[float, float]:
+    """What node 0 has waited in one step, and in all. Node 3 takes its time for each, until that
+    was longer than what else node 0 may have to wait for on a busy machine."""
+    node, model, optimizer = start(process_group, "decentlam", overlap=False)
+    waited = torch.zeros(2, dtype=torch.float64)
+    while waited[0] <= 0.2:
+        optimizer.zero_grad()
+        quadratic_loss(model, node, 0).backward()
+        time.sleep(0.5 if node == 3 else 0.0)
+        optimizer.step()
+        s = optimizer.statistics
+        waited = torch.tensor([s.wait_seconds, s.total_wait_seconds], dtype=torch.float64)
+        dist.broadcast(waited, 0)
+    return waited[0].item(), waited[1].item()
+
+
+SIZE = 8 * sum(Quadratic.SIZES)  # bytes
+
+
+SENT: dict[tuple[str, str, bool], list[int]] = {
+    ("decentlam", "ring", True): [2 * SIZE] * 4,
+    ("decentlam", "ring", False): [2 * SIZE] * 4,
+    ("dmsgd", "one-peer-exponential", True): [SIZE] * 4,
+    ("da-dmsgd", "one-peer-exponential", True): [2 * SIZE] * 4,
+    ("awc-dmsgd", "one-peer-symmetric-exponential", True): [SIZE] * 4,
+    ("pmsgd", "ring", True): [SIZE * 3 // 2] * 4,
+    ("slowmo", "ring", True): [2 * SIZE, 2 * SIZE, SIZE * 3 // 2, 2 * SIZE],
+}
+NAMES = ("method", "topology", "overlap")
+
+
+@own.run(statistics, [dict(zip(NAMES, case, strict=True)) for case in SENT])
+def test_statistics(results: list[Any], method: str, topology: str, overlap: bool) -> None:
+    sent = SENT[method, topology, overlap]
+    for r in results:
+        assert r["sent"] == sent and r["total"] == sum(sent)
+        assert r["step"] == 3 and not r["skipped"]
+        assert 0 <= r["wait"] <= r["exchange"] and r["wait"] <= r["total wait"]
+        assert 0 <= r["overlap"] <= 1
+
+
+@own.run(slow_neighbor)
+def test_waiting_for_a_slow_neighbor_is_counted(results: list[tuple[float, float]]) -> None:
+    assert all(total >= wait > 0.2 for wait, total in results)

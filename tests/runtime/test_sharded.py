@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 import decentlam
 from decentlam.topology import Topology, ring
-from tests.helpers.processes import Scenarios, every, message_of, run_processes
+from tests.helpers.processes import Scenarios, every, message_of
 from tests.helpers.quadratic import CLASSES, assert_equal, build, node_loss, simulate
 from tests.helpers.quadratic import clipped as clip_to
 
@@ -196,7 +196,7 @@ def refused_by_the_node() -> str:
 
 
 def test_all_processes_of_a_node_refuse_what_one_of_them_must() -> None:
-    first, second, *others = run_processes(refused_by_the_node, 4, (), 100)
+    first, second, *others = scenarios.outcomes("refused by the node")
     assert "another process of this node" in first and first.startswith("NonFiniteError")
     assert "layers.0.weight became NaN or infinite" in second
     assert all(error.startswith("ExchangeError") for error in others)
@@ -453,3 +453,4 @@ def test_refuses_with_the_cure(case: str) -> None:
 
 
 scenarios.add("refusals {}", refusals)
+scenarios.add("refused by the node", refused_by_the_node)  # the last: connections are broken then

@@ -387,26 +387,14 @@ def _per_node(curvature: Curvature, topology: Topology, algorithm: Algorithm) ->
         h = np.atleast_1d(np.asarray(curvature, dtype=np.float64))
     except (TypeError, ValueError):
         h = np.full(1, np.nan)
-    if h.ndim != 1 or not np.isfinite(h).all() or not (h >= 0).all():
+    is_range = h.shape == (2,) != (n,)
+    good = (h.shape in ((1,), (n,)) and bool((h >= 0).all())) or (is_range and 0 < h[0] <= h[1])
+    if not good or not np.isfinite(h).all():
         raise ValueError(
-            f"curvature must be finite and 0 or more, got {curvature!r}; give one number, a pair "
-            "(low, high), or one per node"
+            f"curvature must be a finite number of 0 or more, one per node of {topology!r}, or a "
+            f"range (low, high) with 0 < low <= high, got {curvature!r}"
         )
-    if len(h) == 1:
-        return np.full(n, h[0])
-    if len(h) == 2 != n:
-        if not 0 < h[0] <= h[1]:
-            raise ValueError(
-                f"a range of curvature is (low, high) with 0 < low <= high, got {curvature!r}; "
-                "give one per node to have some of 0"
-            )
-        return np.geomspace(h[0], h[1], n)
-    if len(h) != n:
-        raise ValueError(
-            f"{topology!r} has {n} nodes, but curvature has {len(h)} entries; give one number, a "
-            "pair (low, high), or one per node"
-        )
-    return h
+    return np.geomspace(h[0], h[1], n) if is_range else np.broadcast_to(h, n).copy()
 
 
 def _period(algorithm: Algorithm, topology: Topology) -> int | None:
