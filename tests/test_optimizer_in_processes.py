@@ -48,7 +48,7 @@ def resume(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor
     return whole[3:], train(optimizer, model, node, range(3, 6))
 
 
-RESUMED = ("decentlam", "awc-dmsgd", "slowmo", "d2-dmsgd", "qg-dmsgd", "da-dmsgd", "pmsgd")
+RESUMED = ("decentlam", "awc-dmsgd", "slowmo", "pmsgd")
 
 
 @scenarios.run(resume, every(method=RESUMED))

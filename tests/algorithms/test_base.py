@@ -7,30 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import decentlam
-from decentlam import topology
 from decentlam.algorithms import (
     ALGORITHMS,
     Algorithm,
     PmSGD,
     Reach,
     Step,
-    lr_ratio,
     make,
     reaches,
 )
-from decentlam.simulation.simulate import Nodes
 from tests.helpers.refusals import Refusal, assert_refused, each_refused
 from tests.helpers.trajectories import (
     ADAM_METHODS,
     METHODS,
     MOMENTUM_METHODS,
-    Problem,
     method_id,
 )
 
@@ -77,72 +72,6 @@ def test_update_writes_no_g(method: tuple[str, dict]) -> None:
     before = g.clone()
     algorithm.update(x, g, mixed, state, step)
     assert torch.equal(g, before)
-
-
-@pytest.mark.parametrize("index", [0, 3, 47])
-@pytest.mark.parametrize(
-    "method", [m for m in METHODS if not make(m[0], **m[1]).layerwise], ids=method_id
-)
-def test_a_step_in_pieces_is_the_step(method: tuple[str, dict], index: int) -> None:
-    """The runtime calls both functions on parts of a bucket."""
-    torch.manual_seed(0)
-    algorithm, step = make(method[0], **method[1]), Step(index, 0.1, lr_ratio=0.5)
-    x, g, other = (torch.randn(10, dtype=torch.float64) for _ in range(3))
-    state = random_state(algorithm, x)
-    found = []
-    for cuts in ([slice(0, 10)], [slice(0, 3), slice(3, 10)]):
-        new, buffers = x.clone(), {name: t.clone() for name, t in state.items()}
-        for cut in cuts:
-            part = {name: t[cut] for name, t in buffers.items()}
-            message = algorithm.message(new[cut], g[cut], part, step)
-            payloads = message if isinstance(message, tuple) else (message,)
-            mixes = [torch.lerp(payload, other[cut], 0.5) for payload in payloads]
-            mixed = tuple(mixes) if isinstance(message, tuple) else mixes[0]
-            algorithm.update(new[cut], g[cut], mixed, part, step)
-        found.append([new, *buffers.values()])
-    torch.testing.assert_close(*found, rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("method", METHODS, ids=method_id)
-def test_stacked_run_is_the_row_by_row_run(method: tuple[str, dict]) -> None:
-    """The two functions serve (n, d) and (d,) alike: here n nodes keep separate tensors."""
-    name, hyper = method
-    algorithm, net, problem = make(name, **hyper), topology.mesh(6), Problem(6)
-    x0 = problem.start(equal=True)
-    stacked = Nodes(algorithm, net, x0, weight_decay=0.1)
-    rows = [row.clone() for row in x0]
-    states = [algorithm.init(row) for row in rows]
-    W = net.weights()
-    previous_lr = sync_lr = None
-    for k in range(13):
-        lr = [0.05, 0.0, 0.02][k % 3]
-        gradient = problem.torch_gradient(torch.stack(rows), k) + 0.1 * torch.stack(rows)
-        step = Step(k, lr, lr_ratio(lr, previous_lr), lr_ratio(lr, sync_lr), 0.1)
-        messages = [
-            algorithm.message(x, g, state, step)
-            for x, g, state in zip(rows, gradient, states, strict=True)
-        ]
-        reach = algorithm.reach(k)
-        for i, (x, state) in enumerate(zip(rows, list(states), strict=True)):
-            mixed = mix_for(i, messages, W, reach)
-            rows[i] = x.clone()
-            algorithm.update(rows[i], gradient[i], mixed, state, step)
-        stacked.step(problem.torch_gradient(stacked.x, k), lr)
-        previous_lr = lr
-        sync_lr = lr if reach is Reach.EVERYONE else sync_lr
-        np.testing.assert_allclose(stacked.x, torch.stack(rows), rtol=0, atol=1e-12)
-
-
-def mix_for(node: int, messages: list, W: torch.Tensor, reach: Reach):
-    if isinstance(messages[0], tuple):
-        return tuple(
-            mix_for(node, list(payloads), W, reach) for payloads in zip(*messages, strict=True)
-        )
-    if reach is Reach.NOBODY:
-        return messages[node].clone()
-    if reach is Reach.EVERYONE:
-        return torch.stack(messages).mean(0)
-    return torch.stack([w * message for w, message in zip(W[node], messages, strict=True)]).sum(0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -17,7 +17,6 @@ from tests.helpers.trajectories import (
     Problem,
     constant,
     library_trajectory,
-    method_id,
     with_zeros,
 )
 
@@ -46,59 +45,6 @@ def test_complete_graph_from_equal_start_is_pmsgd(name: str, nesterov: bool) -> 
         for method in ("pmsgd", name)
     )  # fmt: skip
     np.testing.assert_allclose(other, pmsgd, rtol=0, atol=1e-11)
-
-
-# With one node there is nothing to mix, and a method is torch.optim.SGD whenever its momentum is
-# a plain sum of past gradients. Left out, with the reason:
-# - qg-dmsgd with mu > 0 weighs old gradients by (mu, 1 - mu) twice: a quasi-hyperbolic momentum;
-#   mu = 0 with Nesterov averages over the step taken, which already looked ahead;
-# - slowmo with slow_beta > 0 (or alpha != 1) is SGD inside a second, slower momentum: a lookahead;
-# - pmsgd-lars scales the step of every layer.
-SGD_AT_ONE_NODE: list[tuple[str, dict]] = [
-    ("pmsgd", {}),
-    ("dmsgd", {}),
-    ("da-dmsgd", {}),
-    ("awc-dmsgd", {}),
-    ("awc-dmsgd", {"heavy_ball": True}),
-    ("d2-dmsgd", {}),
-    ("decentlam", {}),
-    ("decentlam-steady", {}),
-    ("gt-dmsgd", {}),
-    ("qg-dmsgd", {"mu": 0.0}),
-    ("slowmo", {"slow_beta": 0.0, "tau": 1}),
-    ("slowmo", {"slow_beta": 0.0, "tau": 7}),
-    ("slowmo", {"slow_beta": 0.0, "tau": 5, "base": "local", "inner_momentum": "average"}),
-]
-
-
-def one_node_distance_to_sgd(
-    name: str, hyper: dict, nesterov: bool, lr: Callable[[int], float]
-) -> float:
-    problem = Problem(1, d=4)
-    x = problem.start()[0].requires_grad_()
-    sgd = torch.optim.SGD([x], lr=1.0, momentum=0.9, weight_decay=0.05, nesterov=nesterov)
-    expected = []
-    for k in range(STEPS):
-        sgd.param_groups[0]["lr"] = lr(k)
-        x.grad = problem.torch_gradient(x.detach()[None], k)[0]
-        sgd.step()
-        expected.append(x.detach().numpy().copy())
-    got = library_trajectory(
-        name, "ring", problem.start(), problem.torch_gradient, lr, momentum=0.9,
-        weight_decay=0.05, nesterov=nesterov, **hyper,
-    )  # fmt: skip
-    return float(np.abs(got[:, 0] - np.array(expected)).max())
-
-
-def decaying(k: int) -> float:
-    return 0.05 / (1 + k / 50)
-
-
-@pytest.mark.parametrize("lr", [constant, decaying])
-@pytest.mark.parametrize("method", SGD_AT_ONE_NODE, ids=method_id)
-def test_one_node_is_torch_sgd(method: tuple[str, dict], lr: Callable) -> None:
-    for nesterov in (False, True) if method[0] != "qg-dmsgd" else (False,):
-        assert one_node_distance_to_sgd(*method, nesterov, lr) < 1e-12
 
 
 def test_decentlam_is_algorithm_2_as_printed() -> None:

@@ -35,19 +35,6 @@ from decentlam.topology import (
 PAIRS = bipartite_random_match(8)
 
 
-def heavy_ball_radius(topology: Topology, beta: float) -> float:
-    """x+ = W_k x + beta (x - x-): the companion matrix of one period, off the average."""
-    n, period = topology.num_nodes, topology.period
-    assert period is not None
-    off = np.eye(n) - 1 / n
-    product = np.eye(2 * n)
-    for k in range(period):
-        w = topology.weights(k).numpy()
-        step = np.block([[(w + beta * np.eye(n)) @ off, -beta * off], [off, np.zeros((n, n))]])
-        product = step @ product
-    return float(np.abs(np.linalg.eigvals(product)).max() ** (1 / period))
-
-
 def steady_radius(topology: Topology, beta: float, mu: float, c: float) -> float:
     """(r-beta)(r-mu)(r-w) + beta (1-w) r (c (r-mu) + (1-c)(1-mu) r) = 0, for all w but the 1."""
     largest = 0.0
@@ -56,14 +43,6 @@ def steady_radius(topology: Topology, beta: float, mu: float, c: float) -> float
         cubic[1:3] += beta * (1 - w) * np.array([c + (1 - c) * (1 - mu), -c * mu])
         largest = max(largest, np.abs(np.roots(cubic)).max())
     return largest
-
-
-@pytest.mark.parametrize("topology", [ring(8), mesh(8), one_peer_hypercube(8)], ids=repr)
-@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
-def test_decentlam_growth_is_the_companion_spectral_radius(topology: Topology, beta: float) -> None:
-    found = growth("decentlam", topology, beta)
-    assert found.exact and found.low == found.high == found
-    assert found == pytest.approx(heavy_ball_radius(topology, beta), rel=1e-6)
 
 
 @pytest.mark.parametrize("topology", [ring(8), mesh(12), symmetric_exponential(32)], ids=repr)

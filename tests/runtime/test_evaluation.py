@@ -253,9 +253,6 @@ def restored(process_group: Group) -> bool:
     before = flat(model)
     dist.barrier()
 
-    class Broken:
-        """Stands for a process group whose members are gone."""
-
     real, averages = dist.all_reduce, []
 
     def fails_at_the_third(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -267,9 +264,8 @@ def restored(process_group: Group) -> bool:
     dist.all_reduce = fails_at_the_third
     watching, watch._current = watch._current, None  # as over MPI: it would look for a cause
     try:
-        model.register_buffer("statistics", torch.ones(3, dtype=torch.float64))
-        model.register_buffer("more", torch.ones(3, dtype=torch.float64))
-        model.register_buffer("most", torch.ones(3, dtype=torch.float64))
+        for name in ("statistics", "more", "most"):
+            model.register_buffer(name, torch.ones(3, dtype=torch.float64))
 
         def average() -> None:
             with optimizer.averaged(model):

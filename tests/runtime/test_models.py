@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
 
-import decentlam
 from tests.helpers.models import Branches, branches_loss, mlp, mlp_loss, trained
 from tests.helpers.processes import Group, Scenarios, every, message_of
 from tests.helpers.quadratic import (
@@ -24,7 +18,6 @@ from tests.helpers.quadratic import (
     build,
     flat,
     quadratic_loss,
-    same,
     simulate,
     start,
     targets_of,
@@ -177,63 +170,6 @@ def compiled(process_group: Group, backend: str) -> list[Tensor]:
 @scenarios.run(compiled, every(backend=["aot_eager"]))
 def test_compiled_model(results: Any) -> None:
     assert_equal(results, simulate("decentlam", N, 5, model=mlp, loss=mlp_loss))
-
-
-class Tagger(nn.Module):
-    """An LSTM whose output layer is its embedding, and a frozen layer with a low-rank addition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(11, 6)
-        self.lstm = nn.LSTM(6, 6, batch_first=True)
-        self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.lstm(self.embed(x))[0]
-        h = self.frozen(h) + self.up(self.down(h))
-        return h @ self.embed.weight.T
-
-
-def habits(process_group: Group) -> list[list[Tensor]]:
-    return [_habits(process_group, overlap) for overlap in OVERLAPS]
-
-
-def _habits(process_group: Group, overlap: str) -> list[Tensor]:
-    """What scripts do around an optimizer, all at once: groups by decay, a schedule, moving
-    averages of the model, forked workers, and copies in the midst of training."""
-    node = dist.get_rank(process_group)
-    model = Tagger()
-    decayed = [p for p in model.parameters() if p.ndim > 1 and p.requires_grad]
-    others = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = decentlam.DecentLaM(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-        lr=0.1,
-        topology="ring",
-        overlap=overlap,
-        process_group=process_group,
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
-    ema = AveragedModel(model, avg_fn=lambda a, b, n: 0.9 * a + 0.1 * b)
-    swa = AveragedModel(model)
-    data = torch.randint(11, (24, 5), generator=torch.Generator().manual_seed(node))
-    for (x,) in DataLoader(TensorDataset(data), batch_size=4, num_workers=1):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x).flatten(0, 1), x.roll(1, 1).flatten()).backward()
-        optimizer.step()
-        schedule.step()
-        ema.update_parameters(model)
-        swa.update_parameters(model)
-        copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
-        assert torch.equal(flat(copied), flat(model))
-    return [flat(model), flat(ema), flat(swa)]
-
-
-@scenarios.run(habits)
-def test_habits_of_scripts_give_the_same_bits_in_every_overlap_mode(results: Any) -> None:
-    assert all(same(expected, found) for expected, found in results)
-    assert not same(results[0][0], results[1][0])
 
 
 inductor = Scenarios(2)
