@@ -331,7 +331,7 @@ def test_auto_takes_the_steady_form_where_the_asked_one_is_calm_but_biased() -> 
     assert relative_bias(exact, pairs) < 1e-9
     chosen, _, note = choose(method, pairs, "auto")
     assert chosen == steady
-    assert note is not None and "1.24 times" in note and "26.2 times" in note
+    assert note is not None and "less biased" in note
     two = bipartite_random_match(2)
     assert choose(method, two, "auto") == (method, two, None)
 
