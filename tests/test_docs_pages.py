@@ -195,8 +195,10 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         module = f"{arguments[1]}.__main__" if package else arguments[1]
         monkeypatch.delitem(sys.modules, module, raising=False)
         runpy.run_module(module, run_name="__main__", alter_sys=False)
+    script = ROOT / arguments[0]
     monkeypatch.setattr(sys, "argv", arguments)
-    runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
+    monkeypatch.syspath_prepend(str(script.parent))  # as Python does for a script
+    runpy.run_path(str(script), run_name="__main__")
 
 
 # What comes with other software, or installs something.

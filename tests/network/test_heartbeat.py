@@ -279,6 +279,25 @@ def test_who_had_the_store_and_is_frozen_gets_what_is_left_of_its_limit(
     watch.leave()
 
 
+def test_who_was_never_heard_has_a_limit_to_come_to_the_next_store(
+    frozen: tuple[dist.Store, Callable[[], None]],
+) -> None:
+    """Somebody dies so early that the others have not read each other's first beat."""
+    store, freeze = frozen
+    watch = Watch(store, 1, range(1, 4), 0)
+    watch.limit, watch.moves = 3.0, True
+    freeze()
+    assert wait_for(lambda: watch.store_error is not None)
+    watch.use(StoreCalls(open_store()), range(1, 4), 0, None)
+    moved = time.monotonic()
+    say(watch, 2)
+    assert wait_for(lambda: 2 in watch._seen)
+    assert not watch.lost
+    assert wait_for(lambda: 3 in watch.lost)
+    assert time.monotonic() - moved > watch.limit
+    watch.leave()
+
+
 def test_nothing_stays_open(patient_with_the_store: None) -> None:
     store = open_store()
 

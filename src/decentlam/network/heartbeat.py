@@ -70,6 +70,7 @@ class Heartbeat:
         self.moves = False  # whether the store may be exchanged for another
         self.store_error: StoreError | None = None  # why the store is of no use any more
         self._lost: dict[int, str] = {}
+        self._unheard: dict[int, float] = {}  # members nobody here ever heard, since the last move
         self._concerned: set[int] = set()  # whose loss matters here; empty: everyone's
         self._lock = threading.Lock()
         self.interrupted_at = 0.0
@@ -111,7 +112,7 @@ class Heartbeat:
                 self._seen[host].since = max(heard, now - (1 - _MOMENT) * self.limit)
             left, self.calls, self._heard = self.calls, calls, set()
             unknown = [m for m in members if m != self.me and m not in self._seen]
-            self._lost = dict.fromkeys(unknown, "it was never heard")
+            self._lost, self._unheard = {}, dict.fromkeys(unknown, now)
             self.store_error = None
         left.close()  # the thread may be waiting there
         calls.call(self._beat, max(self.limit, 5.0))
@@ -400,6 +401,12 @@ class Heartbeat:
             else:
                 continue
             self._lost.pop(member, None)
+            self._unheard.pop(member, None)
+        if stalled:
+            self._unheard = dict.fromkeys(self._unheard, now)
+        for member, since in self._unheard.items():
+            if now - since > self.limit:
+                self._lost[member] = "it was never heard"
         for member in [m for m in self.members if m in self._seen]:
             seen = self._seen[member]
             if stalled:  # while this process was stopped it heard nothing
