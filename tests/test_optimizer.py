@@ -233,8 +233,7 @@ def test_optimizer_that_nobody_uses_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "how"),
-    [*((method, "pickle") for method in CONSTRUCTORS), ("SlowMo", "deepcopy")],
+    ("method", "how"), [*((method, "pickle") for method in CONSTRUCTORS), ("SlowMo", "deepcopy")]
 )
 def test_copy_goes_on_like_the_original(method: str, how: str) -> None:
     model = Net()

@@ -70,10 +70,7 @@ def copied_alone(process_group: Group, method: str) -> tuple[list[list[Tensor]],
     apart, late = copy.deepcopy((model, optimizer))
     _, fresh, new = start(process_group, method)
     train(new, fresh, node, range(2))
-    found = [
-        train(optimizer, model, node, range(2, 5)),
-        train(theirs, twin, node, range(2, 5)),
-    ]
+    found = [train(optimizer, model, node, range(2, 5)), train(theirs, twin, node, range(2, 5))]
     return found, message_of(lambda: train(late, apart, node, range(1)))
 
 

@@ -12,22 +12,9 @@ import torch
 from torch import nn
 
 import decentlam
-from decentlam.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    PmSGD,
-    Reach,
-    Step,
-    make,
-    reaches,
-)
+from decentlam.algorithms import ALGORITHMS, Algorithm, PmSGD, Reach, Step, make, reaches
 from tests.helpers.refusals import Refusal, assert_refused, each_refused
-from tests.helpers.trajectories import (
-    ADAM_METHODS,
-    METHODS,
-    MOMENTUM_METHODS,
-    method_id,
-)
+from tests.helpers.trajectories import ADAM_METHODS, METHODS, MOMENTUM_METHODS, method_id
 
 
 def random_state(algorithm: Algorithm, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -134,10 +121,7 @@ class Sometimes(Algorithm):
 
 
 def test_a_long_period_is_known_whole() -> None:
-    assert reaches(decentlam.algorithms.SlowMo(tau=20_000)) == {
-        Reach.EVERYONE,
-        Reach.NEIGHBORS,
-    }
+    assert reaches(decentlam.algorithms.SlowMo(tau=20_000)) == {Reach.EVERYONE, Reach.NEIGHBORS}
 
 
 def test_a_period_that_is_not_so_is_refused() -> None:

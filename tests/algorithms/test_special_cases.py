@@ -12,13 +12,7 @@ import decentlam
 from decentlam import topology
 from decentlam.algorithms import Step
 from decentlam.algorithms.steady import SteadyDecentLaM
-from tests.helpers.trajectories import (
-    STEPS,
-    Problem,
-    constant,
-    library_trajectory,
-    with_zeros,
-)
+from tests.helpers.trajectories import STEPS, Problem, constant, library_trajectory, with_zeros
 
 
 @pytest.mark.parametrize("name", ["dmsgd", "da-dmsgd", "qg-dmsgd", "decentlam"])

@@ -192,8 +192,7 @@ def equal_data(process_group: Group, own: bool, lr: float) -> int:
 
 
 @scenarios.run(
-    equal_data,
-    [{"own": False, "lr": LR}, {"own": True, "lr": LR}, {"own": True, "lr": 1e-6}],
+    equal_data, [{"own": False, "lr": LR}, {"own": True, "lr": LR}, {"own": True, "lr": 1e-6}]
 )
 def test_nodes_that_train_on_the_same_data_are_noticed(told: list[int], own: bool) -> None:
     """Of tiny steps 16 bits show nothing, so nothing is said."""

@@ -449,10 +449,7 @@ def test_growth_of_the_average_without_gradients_is_below_one() -> None:
     ("other", "reason"),
     [
         (INNER["sgd"], "not the state of a LocalSteps"),
-        (
-            lambda params: decentlam.LocalSteps(INNER["adamw"](params)),
-            "SGD has .*momentum",
-        ),
+        (lambda params: decentlam.LocalSteps(INNER["adamw"](params)), "SGD has .*momentum"),
         (lambda params: decentlam.LocalSteps(INNER["sgd"](list(params)[:3])), "size of optimizer"),
     ],
 )

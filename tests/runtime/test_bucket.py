@@ -13,15 +13,7 @@ import decentlam
 from tests.helpers.models import trained
 from tests.helpers.one_node import Net, one_step_each
 from tests.helpers.processes import Group, Scenarios, every
-from tests.helpers.quadratic import (
-    LR,
-    assert_equal,
-    build,
-    flat,
-    node_loss,
-    simulate,
-    train,
-)
+from tests.helpers.quadratic import LR, assert_equal, build, flat, node_loss, simulate, train
 
 # One process ------------------------------------------------------------------------------------
 

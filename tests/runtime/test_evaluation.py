@@ -227,10 +227,7 @@ def eval_and_train(process_group: Group, method: str, overlap: str) -> dict[str,
 
 @scenarios.run(
     eval_and_train,
-    [
-        {"method": "decentlam", "overlap": "none"},
-        {"method": "awc-dmsgd", "overlap": "backward"},
-    ],
+    [{"method": "decentlam", "overlap": "none"}, {"method": "awc-dmsgd", "overlap": "backward"}],
 )
 def test_between_eval_and_train_every_node_is_the_mean_and_saves_its_own(results: Any) -> None:
     for values in zip(*(r["before"] for r in results), results[0]["inside"], strict=True):

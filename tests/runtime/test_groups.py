@@ -164,9 +164,7 @@ def groups_momentum(process_group: Group) -> str:
 
 
 @scenarios.run(groups_momentum)
-def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups(
-    results: list[str],
-) -> None:
+def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups(results: list[str]) -> None:
     for found in results:
         assert found.startswith("SteadyDecentLaM(beta=0.9"), found
 

@@ -19,12 +19,7 @@ from torch import Tensor
 
 import decentlam
 from decentlam.algorithms import Reach, make, reaches
-from tests.helpers.processes import (
-    HANG_SECONDS,
-    Group,
-    Scenarios,
-    message_of,
-)
+from tests.helpers.processes import HANG_SECONDS, Group, Scenarios, message_of
 from tests.helpers.quadratic import (
     CLASSES,
     LR,

@@ -230,9 +230,7 @@ def step_with(inputs: object, targets: object = None, loss_fn: Callable = F.cros
     good = batch("mlp", 0)
     simulated = SimulatedModule(make_model("mlp"), "dsgd", "ring", N)
     simulated.step(
-        loss_fn,
-        good[0] if inputs is None else inputs,
-        good[1] if targets is None else targets,
+        loss_fn, good[0] if inputs is None else inputs, good[1] if targets is None else targets
     )
 
 
@@ -267,14 +265,7 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: SimulatedModule(mlp(), "dsgd", "ring"),
         ["'ring'", "Pass num_nodes", "ring(8)"],
     ),
-    "lr set to NaN": (
-        lambda: setattr(SimulatedModule(mlp(), "dsgd", "ring", N), "lr", math.nan),
-        ["lr", "nan"],
-    ),
-    "no such node": (
-        lambda: SimulatedModule(mlp(), "dsgd", "ring", N).node(4),
-        ["0 to 3", "no 4"],
-    ),
+    "no such node": (lambda: SimulatedModule(mlp(), "dsgd", "ring", N).node(4), ["0 to 3", "no 4"]),
     "state of another model": (lambda: load("mlp"), ["models (4, 66)", "same model"]),
     "state of other nodes": (lambda: load("cnn with batch norm", 5), ["models (5", "same model"]),
 }

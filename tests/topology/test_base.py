@@ -12,10 +12,7 @@ import torch
 
 import decentlam
 from decentlam import topology
-from decentlam.topology import (
-    TOPOLOGIES,
-    SparseWeights,
-)
+from decentlam.topology import TOPOLOGIES, SparseWeights
 from tests.helpers.networks import (
     DIRECTED,
     every_periodic_topology,

@@ -11,10 +11,7 @@ import torch
 
 import decentlam
 from decentlam import topology
-from decentlam.topology import (
-    from_edges,
-    from_weights,
-)
+from decentlam.topology import from_edges, from_weights
 from tests.helpers.refusals import Refusal, assert_refused, each_refused
 
 HALF = [[0.5, 0.5], [0.5, 0.5]]

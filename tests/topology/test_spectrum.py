@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from decentlam import topology
-from decentlam.topology import (
-    TOPOLOGIES,
-    SparseWeights,
-    Topology,
-    from_weights,
-)
+from decentlam.topology import TOPOLOGIES, SparseWeights, Topology, from_weights
 from tests.helpers.networks import every_periodic_topology, networks
 
 

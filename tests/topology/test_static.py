@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from decentlam import topology
-from decentlam.topology import (
-    Topology,
-)
+from decentlam.topology import Topology
 
 
 def edges_of(net: Topology, step: int = 0) -> set[tuple[int, int]]:

@@ -60,9 +60,8 @@ class AdamW(Adam):
     v+ = u + c (z - x+) + (1 - c) s+;  a seventeenth of V+ = W V
 
     The gradient is preconditioned before momentum (Ziyin et al., LaProp, 2020), so that what mixing
-    moves enters the velocity as in `SteadyDecentLaM`, which has the same c and mu. Where all nodes
-    have the same V, the node average takes the very steps of an all-reduce. V is shared in turns,
-    on the same message: nodes with a V of their own converge to another point.
+    moves enters the velocity as in `SteadyDecentLaM`, which has the same c and mu. V is shared in
+    turns, on the same message: nodes with a V of their own converge to another point.
     """
 
     second_moment: SecondMoment = "slices"

@@ -17,11 +17,9 @@ class ExactDecentLaM(MomentumMethod):
     """u = lr g - y;  z = x - u - beta v;  x+ = W z
     v+ = beta v + u + (z - x+) / 2;  y+ = y - (z - x+) / 20
 
-    Where nodes see different data, lr g differs between them at every step. y learns by how much
-    from what mixing takes away, so that u is nearly the same on all nodes. Mixing keeps the node
-    average: y is zero in the mean, and the mean takes the very steps of momentum SGD. Models that
-    rest have z = x+, v = 0 and u = 0: they agree, and no bias is left. docs/methods explains
-    the two constants, which suit every momentum and number of nodes that is usual.
+    y learns, from what mixing takes away, by how much lr g differs between the nodes, so that u is
+    nearly the same on all of them. It is zero in the mean, which takes the steps of momentum SGD.
+    docs/methods explains the two constants.
     """
 
     buffers = ("v", "y")

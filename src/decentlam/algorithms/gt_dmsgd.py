@@ -13,11 +13,9 @@ from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 class GTDmSGD(MomentumMethod):
     """y = c + g - g-;  m+ = beta m + y;  x+ = W (x - lr m+);  c+ = W y
 
-    The mean of y over the nodes is always the mean gradient, and mixing makes the nodes' y alike:
-    the local gradients, however different, leave no bias. Two payloads, one round, three buffers.
-    Nothing that mixing does reaches the momentum, so without gradients disagreement shrinks. The
-    gradients close a loop of their own through y, which `decentlam.growth` sees when it is given
-    lr and curvature: on one-peer-symmetric-exponential(8) lr times curvature may be 0.034 at most.
+    The mean of y over the nodes is always the mean gradient, and mixing makes the nodes' y alike.
+    Gradients close a loop through y, which `decentlam.growth` sees when it is given lr and
+    curvature: on one-peer-symmetric-exponential(8) lr times curvature may be 0.034 at most.
     """
 
     buffers = ("m", "c", "previous")

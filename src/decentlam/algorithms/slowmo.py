@@ -19,9 +19,7 @@ class SlowMo(MomentumMethod):
     x = x0 - alpha lr u+
 
     Kept in velocity form w = lr u. Mixing keeps the average, so the last inner step and the exact
-    average are one round: its message is averaged over everyone instead of the neighbors.
-    `base="local"` does not communicate in between (local SGD). `inner_momentum` says what happens
-    to m at the exact average: keep, reset or average (a second payload in that round).
+    average are one round. `inner_momentum`: m is kept, reset or averaged in a second payload.
     """
 
     tau: int = 48

@@ -16,11 +16,9 @@ class SteadyDecentLaM(MomentumMethod):
     """z = x - lr g - beta v;  x+ = W z;  s+ = mu s + (1 - mu) (z - x+)
     v+ = beta v + lr g + c (z - x+) + (1 - c) s+
 
-    v is the velocity of DmSGD, plus what mixing does to the model, as in DecentLaM: this removes
-    the bias of momentum. Algorithm 2 feeds that back at once, and on changing weights its
-    fluctuations are amplified without end. Here a share c passes at once and damps, the rest as
-    its running mean. Mixing keeps the node average, so the average takes the very steps of
-    momentum SGD. The fixed point on static weights is DecentLaM's. docs/methods derives
+    v is the velocity of DmSGD, plus what mixing does to the model, as in DecentLaM. Algorithm 2
+    feeds that back at once, and on changing weights its fluctuations are amplified without end;
+    here a share c passes at once and damps, the rest as its running mean. docs/methods derives
     c = 2 (1 - beta) and mu = 4 b / (1 + b)^2 with b = beta (1 - c).
     """
 

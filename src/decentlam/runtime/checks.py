@@ -36,11 +36,7 @@ class Checks:
     """The checks of one runtime; most of them look in the first steps only."""
 
     def __init__(
-        self,
-        network: Network,
-        buckets: Sequence[Bucket],
-        frozen: Sequence[Tensor],
-        first: bool,
+        self, network: Network, buckets: Sequence[Bucket], frozen: Sequence[Tensor], first: bool
     ) -> None:
         self._network, self._buckets, self._frozen = network, buckets, frozen
         self._params = [p for bucket in buckets for p in bucket.wholes]

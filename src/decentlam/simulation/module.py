@@ -64,15 +64,7 @@ class SimulatedModule:
             sizes = [p.numel() for p in own]
             for p, x, g in zip(own, row.split(sizes), gradient.split(sizes), strict=True):
                 p.data, p.grad = x.view_as(p), g.view_as(p)
-        self.lr = lr
-
-    @property
-    def lr(self) -> float:
-        return self._lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._lr = check_number("lr", lr)
+        self.lr = check_number("lr", lr)
 
     @property
     def x(self) -> Tensor:
