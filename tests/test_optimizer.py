@@ -22,16 +22,19 @@ from torch.optim import lr_scheduler
 
 import decentlam
 from tests.helpers.one_node import (
-    CONSTRUCTORS,
     Net,
     assert_close,
     beside_sgd,
-    build,
     flat,
     loss_of,
     one_step_each,
     train,
 )
+from tests.helpers.quadratic import CLASSES
+from tests.helpers.trajectories import MOMENTUM_METHODS
+
+MOMENTUM = [*dict.fromkeys(CLASSES[name] for name in MOMENTUM_METHODS)]  # in one order
+
 
 # The same numbers as torch.optim.SGD -----------------------------------------------------------
 
@@ -41,7 +44,7 @@ from tests.helpers.one_node import (
 def test_one_node_is_momentum_sgd(nesterov: bool, weight_decay: float) -> None:
     hyper = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, "weight_decay": weight_decay}
     ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.parameters(), **hyper)
+    optimizer = decentlam.DecentLaM(ours.parameters(), **hyper)
     reference = torch.optim.SGD(theirs.parameters(), **hyper)
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)))
 
@@ -49,7 +52,7 @@ def test_one_node_is_momentum_sgd(nesterov: bool, weight_decay: float) -> None:
 def test_a_graph_of_old_values_is_refused() -> None:
     """As with torch.optim: backward after step() would mix old activations with new weights."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    optimizer = build("DecentLaM", model.parameters(), lr=0.1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
     loss = model(torch.ones(2, 3)).sum()
     loss.backward(retain_graph=True)
     optimizer.step()
@@ -60,7 +63,7 @@ def test_a_graph_of_old_values_is_refused() -> None:
 def test_a_graph_through_what_did_not_move_is_not_refused() -> None:
     """A layer that was frozen later is as it was, and its activations are still right."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    optimizer = build("DecentLaM", model.parameters(), lr=0.1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
     model[1].requires_grad_(False)
     prompt = torch.ones(2, 3, requires_grad=True)
     kept = model[1](prompt).sum()
@@ -74,7 +77,7 @@ def test_parameter_without_gradient_is_left_alone() -> None:
     """No decay, no momentum while it is unused, and its momentum waits for it."""
     ours, theirs = Net(), Net()
     hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
-    optimizer = build("DecentLaM", ours.parameters(), **hyper)
+    optimizer = decentlam.DecentLaM(ours.parameters(), **hyper)
     reference = torch.optim.SGD(theirs.parameters(), **hyper)
     for step in range(12):
         used = step in (2, 3, 7, 11)
@@ -89,7 +92,7 @@ def test_parameter_without_gradient_is_left_alone() -> None:
 
 def test_groups_can_be_changed_between_steps() -> None:
     ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9)
+    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     for step in range(20):
         for opt in (optimizer, reference):
@@ -140,7 +143,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 def test_scheduler_gives_what_it_gives_sgd(scheduler: str) -> None:
     """What rates that change mean to each method: tests/algorithms/test_reference.py."""
     ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9)
+    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     a = train(ours, optimizer, range(25), SCHEDULERS[scheduler](optimizer))
     b = train(theirs, reference, range(25), SCHEDULERS[scheduler](reference))
@@ -233,11 +236,11 @@ def test_optimizer_that_nobody_uses_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "how"), [*((method, "pickle") for method in CONSTRUCTORS), ("SlowMo", "deepcopy")]
+    ("kind", "how"), [*((kind, "pickle") for kind in MOMENTUM), (decentlam.SlowMo, "deepcopy")]
 )
-def test_copy_goes_on_like_the_original(method: str, how: str) -> None:
+def test_copy_goes_on_like_the_original(kind: Any, how: str) -> None:
     model = Net()
-    optimizer = build(method, model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer, range(5))
     both = (model, optimizer)
     twin, twin_optimizer = (

@@ -351,11 +351,6 @@ def test_nesterov_on_negative_eigenvalues_is_cured() -> None:
     chosen, network, _ = choose(method, mesh(8), "auto")
     assert chosen in method.steady()
     assert growth_rate(chosen, network).value < 1
-    fixed = [
-        simulate(a, mesh(4), torch.zeros(4, 3), lambda x, k: x - torch.eye(4, 3), 0.01, 4000)
-        for a in (chosen, algorithms.DSGD())
-    ]
-    torch.testing.assert_close(fixed[0], fixed[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [8, 64])

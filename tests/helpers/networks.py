@@ -28,6 +28,11 @@ def steps_of(net: Topology) -> range:
     return range(SEVERAL_STEPS if net.period is None else net.period)
 
 
+def edges_of(net: Topology, step: int = 0) -> set[tuple[int, int]]:
+    n = net.num_nodes
+    return {(i, j) for i in range(n) for j in net.neighbors(i, step) if i < j}
+
+
 every_topology = pytest.mark.parametrize("name", TOPOLOGIES)
 every_periodic_topology = pytest.mark.parametrize(
     "name", [name for name, constructor in TOPOLOGIES.items() if constructor(8).period is not None]

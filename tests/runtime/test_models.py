@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.models import Branches, branches_loss, mlp, mlp_loss, trained
-from tests.helpers.processes import Group, Scenarios, every, message_of
+from tests.helpers.processes import Group, Scenarios, every
 from tests.helpers.quadratic import (
     SCALE,
     assert_equal,
     build,
     flat,
-    quadratic_loss,
     simulate,
     start,
     targets_of,
@@ -26,7 +25,6 @@ from tests.helpers.quadratic import (
 
 N = 4
 scenarios = Scenarios(N)
-OVERLAPS = ("none", "backward")
 
 
 def branches(
@@ -123,34 +121,12 @@ def checkpointed(process_group: Group, reentrant: bool, overlap: str) -> list[Te
     return train(optimizer, model, node, range(4), mlp_loss)
 
 
-@scenarios.run(checkpointed, every(reentrant=(True, False), overlap=OVERLAPS))
+@scenarios.run(
+    checkpointed,
+    [{"reentrant": True, "overlap": "backward"}, {"reentrant": False, "overlap": "none"}],
+)
 def test_activations_computed_again_in_backward(results: Any) -> None:
     assert_equal(results, simulate("decentlam", N, 4, model=mlp, loss=mlp_loss))
-
-
-def no_backward_at_all(process_group: Group) -> list[Tensor]:
-    """Node 1 has nothing to learn from at odd steps: its gradients are zero, or it is refused."""
-    node, model, optimizer = start(process_group, "dmsgd", weight_decay=0.0)
-    trajectory = []
-    for step in range(6):
-        optimizer.zero_grad()
-        if node == 1 and step % 2:
-            assert "without any gradient" in message_of(optimizer.step)
-            for p in model.parameters():
-                p.grad = torch.zeros_like(p)
-        else:
-            quadratic_loss(model, node, step).backward()
-        optimizer.step()
-        trajectory.append(flat(model))
-    return trajectory
-
-
-@scenarios.run(no_backward_at_all)
-def test_a_node_without_data_may_step_with_zero_gradients(results: Any) -> None:
-    def absent(node: int, step: int) -> bool:
-        return node == 1 and step % 2 == 1
-
-    assert_equal(results, simulate("dmsgd", N, 6, absent=absent, weight_decay=0.0))
 
 
 def compiled(process_group: Group, backend: str) -> list[Tensor]:

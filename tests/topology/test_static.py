@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from decentlam import topology
-from decentlam.topology import Topology
-
-
-def edges_of(net: Topology, step: int = 0) -> set[tuple[int, int]]:
-    n = net.num_nodes
-    return {(i, j) for i in range(n) for j in net.neighbors(i, step) if i < j}
+from tests.helpers.networks import edges_of
 
 
 def test_mesh_of_8_by_hand() -> None:
