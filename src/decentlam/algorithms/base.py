@@ -104,23 +104,30 @@ def shown(given: Any) -> str:
 class Algorithm(ABC):
     """The recursion that a node computes. Subclasses are frozen dataclasses of hyper-parameters.
 
-    A subclass gives `message` and `update`. What it needs besides the default, it says itself:
-    buffers, whom a step reaches, how many payloads a message has, and when that repeats.
+    A subclass gives `message` and `update`, and whatever is not as below.
+
+    Attributes:
+        buffers: State tensors, zero at the start.
+        balanced: Buffers whose sum over the nodes is zero, or the mean model would be wrong. They
+            begin anew when the members of a run change.
+        averaged_state: A state tensor of positive numbers that is averaged, too. `message` then
+            returns (payload, its next value), of which a seventeenth travels in each step (see
+            `turns`). It replaces its own part after `update`, which gets the payload's mix alone.
+        needs_gradient: False if the message is known before the gradient.
+        needs_symmetric: True if the recursion is only sound with symmetric weights.
+        decoupled_decay: True if g has no weight decay inside, as in AdamW.
+        layerwise: True if message and update must be called on one layer at a time.
+        period: The number of steps after which `reach` and `payloads` repeat.
     """
 
-    buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
-    # Buffers whose sum over the nodes is zero, or the mean model would be wrong: they begin anew
-    # when the members of a run change.
+    buffers: ClassVar[tuple[str, ...]] = ()
     balanced: ClassVar[tuple[str, ...]] = ()
-    # A state tensor of positive numbers that is averaged, too. `message` then returns (payload, its
-    # next value), of which a seventeenth travels in each step (see `turns`); it replaces its own
-    # part after `update`, which gets the payload's mix alone.
     averaged_state: ClassVar[str | None] = None
-    needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
-    needs_symmetric: ClassVar[bool] = False  # True: only sound with symmetric weights
-    decoupled_decay: ClassVar[bool] = False  # True: g has no weight decay inside; AdamW
-    layerwise: ClassVar[bool] = False  # True: message and update see one layer at a time
-    period: ClassVar[int] = 1  # steps after which `reach` and `payloads` repeat
+    needs_gradient: ClassVar[bool] = True
+    needs_symmetric: ClassVar[bool] = False
+    decoupled_decay: ClassVar[bool] = False
+    layerwise: ClassVar[bool] = False
+    period: ClassVar[int] = 1
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
 
