@@ -424,7 +424,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "of them out"
             )
         self._check_copied_alike()  # here, which all processes reach
-        return _AnswerNeighbors(self.runtime)
+        return AnswerNeighbors(lambda: self.runtime.step(absent=True))
 
     @property
     def join_device(self) -> torch.device:
@@ -451,11 +451,8 @@ def _buffers(model: nn.Module, groups: Sequence[ParamGroup]) -> list[Tensor]:
     return list(model.buffers())
 
 
-class _AnswerNeighbors(JoinHook):
+class AnswerNeighbors(JoinHook):
     """A node without data goes on mixing, with a zero gradient, until all have finished."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def main_hook(self) -> None:
-        self._runtime.step(absent=True)
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self.main_hook = answer  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ from decentlam.errors import ExchangeError
 from decentlam.local_steps.state_average import StateAverage
 from decentlam.local_steps.timed import in_background, seconds_of, weighted
 from decentlam.network.network import Network
-from decentlam.optimizer import DecentralizedOptimizer
+from decentlam.optimizer import AnswerNeighbors, DecentralizedOptimizer
 from decentlam.options import AveragingOptions
 from decentlam.runtime.agreement import check_agreement
 from decentlam.runtime.runtime import Runtime, StepStatistics
@@ -430,7 +430,15 @@ class LocalSteps(Optimizer, Joinable):
                 "leave Join out: nodes that are done wait for the others in merge() or averaged()"
             )
         self._averaging.join_hook(**kwargs)  # refuses what cannot join
-        return _AnswerNeighbors(self)
+        return AnswerNeighbors(self._answer)
+
+    def _answer(self) -> None:
+        if not self._found:
+            self._find_state(stepped=False)
+            return
+        self._settle()
+        self._send(absent=True)
+        self._receive(absent=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -478,21 +486,6 @@ class _Averaging(DecentralizedOptimizer):
 
     def _take_state(self, state: dict[str, Any]) -> None:
         BetweenAverages(self._owner).load_state_dict(state)
-
-
-class _AnswerNeighbors(JoinHook):
-    """A node without data goes on averaging until all have finished."""
-
-    def __init__(self, optimizer: LocalSteps) -> None:
-        self._optimizer = optimizer
-
-    def main_hook(self) -> None:
-        if not self._optimizer._found:
-            self._optimizer._find_state(stepped=False)
-            return
-        self._optimizer._settle()
-        self._optimizer._send(absent=True)
-        self._optimizer._receive(absent=True)
 
 
 def _algorithm(
