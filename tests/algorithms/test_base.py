@@ -156,16 +156,12 @@ REFUSALS: list[Refusal] = [
      ["DmSGD(", "already", "nesterov", "constructor"]),
     ("tau 0", lambda: make("slowmo", tau=0), ValueError, ["SlowMo", "tau", "1 or more", "got 0"]),
     ("tau a float", lambda: make("slowmo", tau=2.0), ValueError, ["tau", "whole number", "2.0"]),
-    ("slow momentum 1", lambda: make("slowmo", slow_beta=1), ValueError,
-     ["slow_beta", "[0, 1)", "got 1"]),
     ("alpha 0", lambda: make("slowmo", alpha=0.0), ValueError, ["alpha", "above 0", "0.0", "1 is"]),
     ("unknown base", lambda: make("slowmo", base="adam"), ValueError,
      ["base", "'adam'", "dmsgd, local"]),
     ("unknown inner momentum", lambda: make("slowmo", inner_momentum="drop"), ValueError,
      ["inner_momentum", "'drop'", "keep, reset, average"]),
     ("trust 0", lambda: make("pmsgd-lars", trust=0), ValueError, ["trust", "above 0", "got 0"]),
-    ("trust infinite", lambda: make("pmsgd-lars", trust=math.inf), ValueError, ["trust", "inf"]),
-    ("tau a bool", lambda: make("slowmo", tau=True), ValueError, ["tau", "whole number", "True"]),
     ("lars a number", lambda: make("pmsgd-lars", lars=1), ValueError, ["lars", "True or False"]),
 ]  # fmt: skip
 
