@@ -83,7 +83,6 @@ def growth(
     curvature: Curvature | None = None,
     num_nodes: int | None = None,
     stable: str = "ignore",
-    seed: int = 0,
     **hyper: Any,
 ) -> Growth:
     """Return the factor by which a step multiplies the disagreement between nodes.
@@ -99,7 +98,6 @@ def growth(
         curvature: h of all nodes, or one h per node, or a pair (low, high) between which the nodes
             are spread on a log scale, starting with node 0.
         stable: "auto" is about the form that the optimizers would choose.
-        seed: The seed of the sampled runs, for random weights.
 
     >>> from decentlam.topology import bipartite_random_match, ring
     >>> growth("decentlam", ring(8), momentum=0.9)
@@ -121,14 +119,14 @@ def growth(
             "pass both, or neither to ask about the network alone"
         )
     if lr is None or curvature is None:
-        rate = growth_rate(method, network, seed)
+        rate = growth_rate(method, network)
     else:
         steps = check_number("lr", lr) * _per_node(curvature, network, method)
-        rate = _rates(method, network, steps[:, None], seed)[0]
+        rate = _rates(method, network, steps[:, None])[0]
     found = Growth(rate.value)
     found.low, found.high, found.exact = rate.low, rate.high, rate.exact
     found.algorithm, found.topology = method, network
-    found.bias = None if rate.value >= 1 else relative_bias(method, network, seed)
+    found.bias = None if rate.value >= 1 else relative_bias(method, network)
     found.gain, found.delay = response(method)
     return found
 
@@ -141,7 +139,6 @@ def largest_step(
     curvature: Curvature = 1.0,
     num_nodes: int | None = None,
     stable: str = "ignore",
-    seed: int = 0,
     **hyper: Any,
 ) -> float:
     """The least lr at which `growth` with this curvature is above 1: of h = 1, the largest lr h.
@@ -164,7 +161,7 @@ def largest_step(
     # The first of many lr that surely diverges, from far below the usual limits to beyond them,
     # and the last before it that does not seem to; then again up to there, ever closer.
     tried = np.geomspace(1e-4, 1, 24) * 8 / h.mean()
-    rates = _rates(method, network, h[:, None] * tried, seed)
+    rates = _rates(method, network, h[:, None] * tried)
     least = 1 + (1e-9 if rates[0].exact else 1e-3)  # what a sample of this length resolves
     surely = next((i for i, rate in enumerate(rates) if rate.low > least), None)
     if surely is None:
@@ -177,44 +174,38 @@ def largest_step(
         low = tried[calm[0]]  # in between there may be a window that diverges
     while high - low > (1e-6 if rates[0].exact else 0.03) * high:
         tried = np.linspace(low, high, 17)
-        rates = _rates(method, network, h[:, None] * tried[1:], seed)
+        rates = _rates(method, network, h[:, None] * tried[1:])
         crossed = next((i for i, rate in enumerate(rates) if rate.value > least), len(rates) - 1)
         low, high = tried[crossed : crossed + 2]
     return float(low + high) / 2
 
 
 @lru_cache(maxsize=64)  # a bias asks for it, too
-def growth_rate(
-    algorithm: Algorithm, topology: Topology, seed: int = 0, batch_steps: int = 100
-) -> Rate:
+def growth_rate(algorithm: Algorithm, topology: Topology, batch_steps: int = 100) -> Rate:
     """The factor alone, without gradients; random weights are followed in 20 runs of
     `batch_steps`."""
-    return _rates(algorithm, topology, None, seed, batch_steps)[0]
+    return _rates(algorithm, topology, None, batch_steps)[0]
 
 
 def _rates(
-    algorithm: Algorithm,
-    topology: Topology,
-    curvature: np.ndarray | None,
-    seed: int,
-    batch_steps: int = 100,
+    algorithm: Algorithm, topology: Topology, curvature: np.ndarray | None, batch_steps: int = 100
 ) -> list[Rate]:
     """One rate per column of `curvature`, lr h, (nodes, variants)."""
     everyone = topology.num_nodes == 1 or always_everyone(algorithm)
     if curvature is None and everyone:
         return _exact(np.zeros(1))  # nodes that average exactly at every step never differ
     if curvature is None:
-        return _rates_of_nodes(algorithm, topology, None, True, seed, batch_steps)
+        return _rates_of_nodes(algorithm, topology, None, True, batch_steps)
     # What averages exactly sees the mean curvature. Where all nodes have the same one, and mixing
     # keeps the average, average and disagreement do not meet.
     apart = not everyone and bool(np.ptp(curvature, axis=0).any())
     if apart or not topology.doubly_stochastic:
-        return _rates_of_nodes(algorithm, topology, curvature, False, seed, batch_steps)
+        return _rates_of_nodes(algorithm, topology, curvature, False, batch_steps)
     average = LinearMap(algorithm, _AVERAGE, curvature=curvature.mean(0, keepdims=True))
     found = _exact(average.radii(algorithm.period), algorithm.period)
     if everyone:
         return found
-    others = _rates_of_nodes(algorithm, topology, curvature, True, seed, batch_steps)
+    others = _rates_of_nodes(algorithm, topology, curvature, True, batch_steps)
     return [max(pair, key=lambda rate: rate.value) for pair in zip(found, others, strict=True)]
 
 
@@ -223,7 +214,6 @@ def _rates_of_nodes(
     topology: Topology,
     curvature: np.ndarray | None,
     center: bool,
-    seed: int,
     batch_steps: int,
 ) -> list[Rate]:
     """Return the rates of the disagreement alone if `center`, else of all that gradients reach."""
@@ -239,7 +229,7 @@ def _rates_of_nodes(
     runs = LinearMap.side_by_side(
         algorithm, topology, _RUNS, counted, algorithm.period, curvature, center
     )
-    return [_sampled(logs) for logs in runs.log_growth(settle, counted, seed).T]
+    return [_sampled(logs) for logs in runs.log_growth(settle, counted).T]
 
 
 def choose(
@@ -314,11 +304,11 @@ def _left(topology: Topology) -> float:
     return (float(np.mean(squares)) - 1) / (topology.num_nodes - 1)
 
 
-def relative_bias(algorithm: Algorithm, topology: Topology, seed: int = 0) -> float:
+def relative_bias(algorithm: Algorithm, topology: Topology) -> float:
     """Mean squared disagreement under constant gradients that differ by node, over DSGD's."""
     if topology.num_nodes == 1 or always_everyone(algorithm):
         return 0.0
-    ours, theirs = (_disagreement(a, topology, seed) for a in (algorithm, make("dsgd")))
+    ours, theirs = (_disagreement(a, topology) for a in (algorithm, make("dsgd")))
     ratio = ours / theirs if theirs else 0.0
     return ratio if ratio > 1e-12 else 0.0  # the rest is rounding
 
@@ -332,17 +322,17 @@ def response(algorithm: Algorithm) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=64)  # DSGD's is asked for with every method's
-def _disagreement(algorithm: Algorithm, topology: Topology, seed: int) -> float:
+def _disagreement(algorithm: Algorithm, topology: Topology) -> float:
     period = _period(algorithm, topology)
     steps = LinearMap.of(algorithm, topology)
     if period is not None and steps.rows <= _LARGEST:
         return steps.mean_square_cycle(period)
     # Until 1e-8 is left of how it began; and all methods on the weights of the same steps.
-    rate = min(growth_rate(algorithm, topology, seed).value, 0.98)
+    rate = min(growth_rate(algorithm, topology).value, 0.98)
     settle = math.ceil(math.log(1e-8) / math.log(max(rate, 0.5)))
     settle, counted = _whole(algorithm, settle), _whole(algorithm, 100)
     runs = LinearMap.side_by_side(algorithm, topology, _RUNS, counted, _LONGEST - settle)
-    return runs.mean_square_run(settle, counted, seed)
+    return runs.mean_square_run(settle, counted)
 
 
 def _exact(radii: np.ndarray, period: int = 1) -> list[Rate]:
