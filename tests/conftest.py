@@ -18,14 +18,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The files that take longest, the longest first, so that no worker is left alone with one of them.
 # Whoever adds a file that takes more than some ten seconds puts it here.
 LONGEST = [
-    "runtime/test_runtime", "elastic/test_runs", "network/test_heartbeat", "runtime/test_checks",
-    "test_optimizer_in_processes", "exchange/test_neighbors", "runtime/test_models",
-    "lab/train/test_run", "lab/commands/test_app", "lab/detection/test_task",
-    "runtime/test_nodes", "test_docs_pages", "runtime/test_bucket", "analysis/test_stability",
-    "checkpoint/test_run", "launch/test_init", "launch/test_local", "checkpoint/test_all_processes",
-    "exchange/test_shared_memory", "exchange/test_rounded", "topology/test_finite",
-    "algorithms/test_reference", "simulation/test_module", "test_fuzz", "test_scripts",
-    "checkpoint/test_directory", "runtime/test_overlap", "test_imports", "test_examples",
+    "runtime/test_runtime", "elastic/test_runs", "runtime/test_checks", "exchange/test_neighbors",
+    "network/test_heartbeat", "test_optimizer_in_processes", "runtime/test_sharded",
+    "runtime/test_models", "local_steps/test_local_steps", "runtime/test_overlap",
+    "runtime/test_nodes", "lab/train/test_run", "local_steps/test_elastic", "checkpoint/test_run",
+    "exchange/test_rounded", "lab/commands/test_app", "lab/detection/test_task",
+    "runtime/test_bucket", "checkpoint/test_directory", "runtime/test_groups",
+    "checkpoint/test_all_processes", "analysis/test_stability", "test_docs_pages",
+    "runtime/test_evaluation", "network/test_waiting", "exchange/test_shared_memory",
+    "runtime/test_statistics", "topology/test_finite", "algorithms/test_reference", "test_imports",
+    "launch/test_init", "launch/test_local", "simulation/test_module", "test_fuzz",
 ]  # fmt: skip
 ROOT = Path(__file__).parent
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -107,14 +106,6 @@ class Browser:
         ]
         sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
-
-    def screenshot(self, path: Path, whole: bool = True) -> Path:
-        """The page as a PNG, `whole` or what is in the window."""
-        box = self.devtools("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"clip": {**box, "scale": 1}, "captureBeyondViewport": True} if whole else {}
-        shot = self.devtools("Page.captureScreenshot", format="png", **clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
-        return path
 
     def post(self, command: str, **body: Any) -> Any:
         return _request("POST", f"{self.session}/{command}", body)

@@ -7,7 +7,6 @@ import ast
 import dataclasses
 import doctest
 import importlib
-import math
 import os
 import re
 import runpy
@@ -18,13 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from decentlam import ALGORITHMS, TOPOLOGIES, Topology, growth
+from decentlam import ALGORITHMS, TOPOLOGIES
 from tests.helpers.processes import HANG_SECONDS, run_processes
 from tests.helpers.scripts import run_script
 
@@ -260,58 +258,11 @@ def test_every_page_is_in_the_navigation_and_every_method_has_one() -> None:
 # Topologies -------------------------------------------------------------------------------------
 
 
-def noise(net: Topology) -> float:
-    """Disagreement per node, root mean square over a period, with unit noise before each mixing."""
-    n, period = net.num_nodes, net.period or 3000
-    covariance, left = np.zeros((n, n)), []
-    for k in range(period * math.ceil(400 / period)):
-        W = net.rule(k if net.period is None else k % period).dense()
-        covariance = W @ (covariance + np.eye(n) - 1 / n) @ W.T
-        left.append(np.trace(covariance) / n)
-    return math.sqrt(np.mean(left[-period if net.period else 100 :]))
-
-
-@cache
-def documented(heading: str) -> dict[str, list[str]]:
-    """The rows of the table under a heading, by the name in their first column. The numbers are
-    computed when the site is built."""
-    if heading == "In numbers":
-        table = runpy.run_path(str(ROOT / "scripts" / "site.py"))["numbers"]()
-    else:
-        table = (
-            (ROOT / "docs" / "topologies.md")
-            .read_text()
-            .split(f"## {heading}\n")[1]
-            .split("\n\n|")[1]
-            .split("\n\n")[0]
-        )
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[2:]]
-    return {row[0].strip("`"): row[1:] for row in rows}
-
-
 def test_the_documentation_lists_every_topology() -> None:
-    assert documented("All of them").keys() == documented("In numbers").keys() == TOPOLOGIES.keys()
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_the_documented_numbers_are_right(name: str) -> None:
-    row = documented("In numbers")[name]
-    for n, (messages, mixing, remains, grows) in ((12, row[:4]), (16, row[4:])):
-        if messages == "-":
-            with pytest.raises(ValueError, match="power of two"):
-                TOPOLOGIES[name](n)
-            continue
-        net = TOPOLOGIES[name](n)
-        steps = net.period or 400
-        sent = np.mean([net.messages(k).double().mean().item() for k in range(steps)])
-        assert float(messages) == pytest.approx(sent, abs=0.02)
-        if net.exact_after is not None:
-            assert mixing == f"exact in {net.exact_after}"
-        else:
-            assert float(mixing) == pytest.approx(net.rho, abs=0.0051)
-        assert float(remains) == pytest.approx(noise(net), abs=0.0051 if net.period else 0.03)
-        assert (grows == "-") == (not net.symmetric)
-        if net.symmetric and n == 12:
-            assert float(grows) == pytest.approx(
-                growth("decentlam", net, 0.9, stable="auto"), abs=0.015
-            )
+    """By hand in one table; the other is computed when the site is built."""
+    page = (ROOT / "docs/topologies.md").read_text()
+    by_hand = page.split("## All of them\n")[1].split("\n\n|")[1].split("\n\n")[0]
+    computed = runpy.run_path(str(ROOT / "scripts" / "site.py"))["numbers"]()
+    for table in (by_hand, computed):
+        names = [row.split("|")[1].strip(" `") for row in table.split("\n")[2:]]
+        assert sorted(names) == sorted(TOPOLOGIES)

@@ -1,4 +1,4 @@
-"""Scripts as pytorch/examples has them, in which only the line with the optimizer is another."""
+"""A script as pytorch/examples has it, in which only the line with the optimizer is another."""
 
 from __future__ import annotations
 
@@ -8,54 +8,6 @@ import pytest
 import torch
 
 from tests.helpers.scripts import run_script
-
-# As mnist/main.py: for one process, no word of a group. Every process writes a file of its own.
-MNIST = """
-import os
-import torch, decentlam
-import torch.nn.functional as F
-from torch import nn
-from torch.optim.lr_scheduler import StepLR
-
-def train(model, device, train_loader, optimizer):
-    model.train()
-    for data, target in train_loader:
-        data, target = data.to(device), target.to(device)
-        optimizer.zero_grad()
-        output = model(data)
-        loss = F.nll_loss(output, target)
-        loss.backward()
-        optimizer.step()
-
-def test(model, device, test_loader):
-    model.eval()
-    with torch.no_grad():
-        return sum(model(data).argmax(1).eq(target).sum().item() for data, target in test_loader)
-
-def main(overlap):
-    torch.manual_seed(1)
-    device = torch.device("cpu")
-    images = torch.randn(64, 1, 8, 8)
-    data = torch.utils.data.TensorDataset(images, images[:, 0, 0].argmax(1))
-    train_loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
-    test_loader = torch.utils.data.DataLoader(data, batch_size=32)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.25), nn.Flatten(), nn.Linear(144, 8),
-        nn.LogSoftmax(1),
-    ).to(device)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.05, overlap=overlap)
-    torch.manual_seed(int(os.environ["RANK"]))  # other batches on each node
-    scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
-    for epoch in range(2):
-        train(model, device, train_loader, optimizer)
-        test(model, device, test_loader)
-        scheduler.step()
-    torch.save(model.state_dict(), f"DIRECTORY/{overlap}-{os.environ['RANK']}.pt")
-
-if __name__ == "__main__":
-    for overlap in ("none", "backward"):
-        main(overlap)
-"""
 
 # As imagenet/main.py under torchrun: its own process group and samplers, and one file that every
 # rank writes, one after the other here, and that every rank resumes from.
@@ -112,25 +64,10 @@ dist.destroy_process_group()
 """
 
 
-def run(text: str, directory: Path) -> None:
-    script = directory / "main.py"
-    script.write_text(text.replace("DIRECTORY", str(directory)))
-    run_script(script, directory, nodes=4)
-
-
-def test_a_script_for_one_process_trains_in_four_with_one_line_changed(tmp_path: Path) -> None:
-    run(MNIST, tmp_path)
-    for rank in range(4):
-        files = [tmp_path / f"{overlap}-{rank}.pt" for overlap in ("none", "backward")]
-        expected, found = map(torch.load, files)
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-    # The two that averaged last may be equal, down to how this processor rounds; not all four.
-    first, *others = (torch.load(tmp_path / f"none-{rank}.pt")["0.weight"] for rank in range(4))
-    assert not all(torch.equal(first, other) for other in others)
-
-
 def test_a_script_with_one_checkpoint_for_all_ranks_goes_on_from_it(tmp_path: Path) -> None:
-    run(IMAGENET, tmp_path)
+    script = tmp_path / "main.py"
+    script.write_text(IMAGENET.replace("DIRECTORY", str(tmp_path)))
+    run_script(script, tmp_path, nodes=4)
     for rank in range(4):
         first, again = torch.load(tmp_path / f"{rank}.pt")
         assert first[:2] == (0, pytest.approx(0.005)) and first[2] > 0

@@ -59,48 +59,29 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "ALGORITHMS": "decentlam.algorithms",
-    "growth": "decentlam.analysis.stability",
-    "Resumed": "decentlam.checkpoint",
-    "Saving": "decentlam.checkpoint",
-    "load_checkpoint": "decentlam.checkpoint",
-    "save_checkpoint": "decentlam.checkpoint",
-    "ResumableLoader": "decentlam.data",
-    "CheckpointError": "decentlam.errors",
-    "ExchangeError": "decentlam.errors",
-    "LaunchError": "decentlam.errors",
-    "NonFiniteError": "decentlam.errors",
-    "StaleMessageError": "decentlam.errors",
-    "Pending": "decentlam.exchange.base",
-    "neighbor_exchange": "decentlam.exchange.neighbors",
-    "init": "decentlam.launch.init",
-    "leave": "decentlam.launch.init",
-    "Deal": "decentlam.data",
-    "LocalSteps": "decentlam.local_steps",
-    "Monitor": "decentlam.monitoring",
-    "monitor": "decentlam.monitoring",
-    "DSGD": "decentlam.optim",
-    "AWCDmSGD": "decentlam.optim",
-    "AdamW": "decentlam.optim",
-    "D2DmSGD": "decentlam.optim",
-    "DADmSGD": "decentlam.optim",
-    "DecentLaM": "decentlam.optim",
-    "DmSGD": "decentlam.optim",
-    "ExactDecentLaM": "decentlam.optim",
-    "GTDmSGD": "decentlam.optim",
-    "PmAdamW": "decentlam.optim",
-    "PmSGD": "decentlam.optim",
-    "QGDmSGD": "decentlam.optim",
-    "SlowMo": "decentlam.optim",
-    "SteadyDecentLaM": "decentlam.optim",
-    "DecentralizedOptimizer": "decentlam.optimizer",
-    "SimulatedModule": "decentlam.simulation.module",
-    "Nodes": "decentlam.simulation.simulate",
-    "simulate": "decentlam.simulation.simulate",
-    "TOPOLOGIES": "decentlam.topology",
-    "Topology": "decentlam.topology",
-}
+_NAMES = {
+    "algorithms": ("ALGORITHMS",),
+    "analysis.stability": ("growth",),
+    "checkpoint": ("Resumed", "Saving", "load_checkpoint", "save_checkpoint"),
+    "data": ("Deal", "ResumableLoader"),
+    "errors": (
+        "CheckpointError", "ExchangeError", "LaunchError", "NonFiniteError", "StaleMessageError",
+    ),
+    "exchange.base": ("Pending",),
+    "exchange.neighbors": ("neighbor_exchange",),
+    "launch.init": ("init", "leave"),
+    "local_steps": ("LocalSteps",),
+    "monitoring": ("Monitor", "monitor"),
+    "optim": (
+        "DSGD", "AWCDmSGD", "AdamW", "D2DmSGD", "DADmSGD", "DecentLaM", "DmSGD", "ExactDecentLaM",
+        "GTDmSGD", "PmAdamW", "PmSGD", "QGDmSGD", "SlowMo", "SteadyDecentLaM",
+    ),
+    "optimizer": ("DecentralizedOptimizer",),
+    "simulation.module": ("SimulatedModule",),
+    "simulation.simulate": ("Nodes", "simulate"),
+    "topology": ("TOPOLOGIES", "Topology"),
+}  # fmt: skip
+_HOME = {name: f"decentlam.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = ["algorithms", "launch", "topology", *_HOME]
 
 

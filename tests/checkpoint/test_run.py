@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,12 @@ from tests.helpers.checkpoints import (
     tensors,
     trained_run,
 )
-from tests.helpers.processes import Group, Scenarios, run_processes, warnings_of
-from tests.helpers.quadratic import LR, Quadratic, train
+from tests.helpers.processes import run_processes, warnings_of
 
 SAVED_AT, STEPS = 5, 9
 # The same runs resumed with other buckets.
 OTHER_BUCKETS = {"decentlam": 64, "2x2": 64}
-ON_TWO = ["decentlam", "slowmo", "awc-dmsgd", "2x2", "slowmo alone"]
+ON_TWO = ["decentlam", "slowmo", "2x2", "slowmo alone"]
 
 
 def run_and_save(directory: str) -> dict[str, Any]:
@@ -80,37 +78,6 @@ def resume_on_two(directory: str, cases: list[str]) -> dict[str, Any]:
             run.train(range(SAVED_AT, STEPS))
         found[case] = resumed, at_load, kept, said, tensors(run), numbers(run)
     return found
-
-
-class FromHere(decentlam.algorithms.DmSGD):
-    """Remembers where the run began."""
-
-    def init(self, x: Tensor) -> dict[str, Tensor]:
-        return {**super().init(x), "start": x.clone()}
-
-
-def state_after_a_checkpoint(process_group: Group) -> tuple[bool, bool]:
-    """Whether what `init` remembered comes back, and was something else before."""
-    both = []
-    for seed in (0, 1):
-        model = Quadratic(seed=seed)
-        optimizer = decentlam.DecentralizedOptimizer(
-            model.parameters(), FromHere(0.6), LR, topology="ring", process_group=process_group
-        )
-        both.append((model, optimizer))
-    (model, optimizer), (other, resumed) = both
-    train(optimizer, model, dist.get_rank(process_group), range(3))
-    directory = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(directory, group=process_group)
-    decentlam.save_checkpoint(directory[0], model=model, optimizer=optimizer)
-
-    def starts() -> list[Tensor]:
-        pairs = ((model, optimizer), (other, resumed))
-        return [torch.cat([o.state[p]["start"].ravel() for p in m.parameters()]) for m, o in pairs]
-
-    before = torch.equal(*starts())
-    decentlam.load_checkpoint(directory[0], model=other, optimizer=resumed)
-    return before, torch.equal(*starts())
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +164,7 @@ def assert_average(found: dict[str, Tensor], at_save: list[dict[str, Tensor]]) -
         assert torch.equal(value, rows[0]), name
 
 
-@pytest.mark.parametrize("case", ["decentlam", "slowmo", "awc-dmsgd"])
+@pytest.mark.parametrize("case", ["decentlam", "slowmo"])
 def test_other_number_of_nodes_starts_from_the_average(case: str, saved: Any, on_two: Any) -> None:
     at_save = [process[case][0] for process in saved]
     for rank, process in enumerate(on_two):
@@ -239,14 +206,6 @@ def test_four_nodes_resume_in_one_process_without_a_group(directory: Path, saved
     facts = decentlam.load_checkpoint(directory / "d2-dmsgd", **run.parts())
     assert facts == decentlam.Resumed(SAVED_AT, 4, 1, averaged=True)
     assert_average(tensors(run), [process["d2-dmsgd"][0] for process in saved])
-
-
-states = Scenarios(2)
-states.add("from x", state_after_a_checkpoint)
-
-
-def test_state_that_an_algorithm_begins_with_comes_back() -> None:
-    assert states.outcomes("from x") == [(False, True)] * 2
 
 
 # One process ------------------------------------------------------------------------------------
@@ -304,14 +263,6 @@ def test_another_precision_is_refused(sound: Path) -> None:
         ValueError, match=r"weight is torch.float32 of .* in the checkpoint, and torch.float64"
     ):
         decentlam.load_checkpoint(sound, model=run.model, optimizer=optimizer, scheduler=None)
-
-
-def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
-    run, generator = trained_run(), torch.Generator().manual_seed(5)
-    decentlam.save_checkpoint(tmp_path, **run.parts(), shuffle=generator)
-    expected = torch.rand(3, generator=generator)
-    decentlam.load_checkpoint(tmp_path, **run.parts(), shuffle=generator)
-    assert torch.equal(torch.rand(3, generator=generator), expected)
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:

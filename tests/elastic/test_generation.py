@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,8 @@ import torch.distributed as dist
 from decentlam.data import Deal, Place
 from decentlam.elastic.generation import Change, Generation, are_enough, read
 from decentlam.elastic.membership import Membership
-from decentlam.network import heartbeat as watch
 
 DEAL = Deal(samples=10_000, batch=2)
-
-
-@pytest.fixture(autouse=True)
-def no_heartbeat_is_left() -> Iterator[None]:
-    yield
-    watch.stop()
 
 
 def member(store: dist.Store, rank: int = 0, host: str | None = None) -> Membership:

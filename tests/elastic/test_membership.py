@@ -10,9 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,26 +27,8 @@ from decentlam.launch.processes import variables
 from decentlam.network import heartbeat as watch
 from decentlam.network.peers import is_stopped
 from decentlam.network.store import StoreCalls, StoreError, StoreGoneError, ask, open_store
-from tests.helpers.processes import context
-
-
-@pytest.fixture(autouse=True)
-def no_heartbeat_is_left() -> Iterator[None]:
-    yield
-    watch.stop()
-
-
-def member(store: dist.Store, rank: int = 0, host: str | None = None) -> Membership:
-    return Membership(store, rank, num_processes=1, timeout=20.0, wait=20.0, host=host)
-
-
-def ready(step: int | None, everyone: bool = False) -> dict[str, Any]:
-    return {"step": step, "whole": True, "everyone": everyone, "store": "", "left": []}
-
-
-def first_of(size: int) -> Generation:
-    members = tuple(range(size))
-    return Generation(0, members, 0, 0, (), (Change(0, size),), ("",) * size, size)
+from tests.elastic.test_generation import first_of, member, ready
+from tests.helpers.processes import store_elsewhere
 
 
 @pytest.fixture
@@ -171,42 +151,22 @@ def test_a_copy_of_an_elastic_optimizer_is_not_elastic(run_of_one: Membership) -
 # Stores that are gone, or of another run --------------------------------------------------------
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[int, dist.Store]]:
-    """A store in a process of its own, and the number of that process."""
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there,))
-    process.start()
-    assert process.pid is not None
-    yield process.pid, dist.TCPStore("127.0.0.1", here.recv(), is_master=False)
-    process.kill()
-    process.join()
-
-
-def serve(pipe: Connection) -> None:
-    store = open_store("127.0.0.1")
-    pipe.send(store.port)
-    signal.pause()
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
-def test_a_store_that_is_stopped_does_not_hold_up_init(served: tuple[int, dist.Store]) -> None:
-    pid, store = served
-    os.kill(pid, signal.SIGSTOP)
-    while not is_stopped(pid):
-        time.sleep(0.01)
-    with pytest.raises(StoreError, match="rendezvous store did not answer within"):
-        Membership(store, 0, num_processes=1, timeout=0.2, wait=0.2)
+def test_a_store_that_is_stopped_does_not_hold_up_init() -> None:
+    with store_elsewhere() as (pid, store):
+        os.kill(pid, signal.SIGSTOP)
+        while not is_stopped(pid):
+            time.sleep(0.01)
+        with pytest.raises(StoreError, match="rendezvous store did not answer within"):
+            Membership(store, 0, num_processes=1, timeout=0.2, wait=0.2)
 
 
-def test_where_there_is_no_spare_the_end_of_the_store_is_told(
-    no_run: None, served: tuple[int, dist.Store]
-) -> None:
-    pid, store = served
-    run = membership.begin(member(store))
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(StoreGoneError, match="the rendezvous store is gone"):
-        run.renew(0, whole=True, everyone=False)
+def test_where_there_is_no_spare_the_end_of_the_store_is_told(no_run: None) -> None:
+    with store_elsewhere() as (pid, store):
+        run = membership.begin(member(store))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StoreGoneError, match="the rendezvous store is gone"):
+            run.renew(0, whole=True, everyone=False)
 
 
 @pytest.mark.parametrize("launched", [True, False])

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +20,13 @@ import torch.distributed as dist
 
 import decentlam
 from decentlam.elastic import membership
+from decentlam.elastic.membership import Membership
 from decentlam.errors import ExchangeError, MinorityError, RunOverError
 from decentlam.launch import local
 from decentlam.launch.processes import variables
 from decentlam.network import heartbeat as watch
 from tests.helpers.processes import HANG_SECONDS, slow_if
-from tests.helpers.scripts import fork
+from tests.helpers.scripts import fork, free_port
 
 # Seeds of chaos.py, and its number of faults. One process is killed, messages are read in memory
 # or sent; process 0 has the store and is killed; two that have it, one after the other; or it is
@@ -40,6 +39,7 @@ SEEDS = {
     "two stores are killed": ("13", "2"),
     "the store is stopped": ("43", "1"),
 }
+USUAL = ("killed, sent", "the store is killed")
 CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
 
@@ -53,7 +53,7 @@ def chaos(*arguments: str) -> int:
     return code
 
 
-@pytest.mark.parametrize("name", [slow_if("stores" in n or "stopped" in n, n) for n in SEEDS])
+@pytest.mark.parametrize("name", [slow_if(n not in USUAL, n) for n in SEEDS])
 def test_survivors_and_newcomers_compute_what_the_simulator_does(name: str, tmp_path: Path) -> None:
     """chaos.py checks parameters, samples, exit codes and memory that is left."""
     seed, faults = SEEDS[name]
@@ -66,161 +66,46 @@ def test_survivors_and_newcomers_compute_what_the_simulator_does(name: str, tmp_
     assert process.exitcode == 0, (tmp_path / "out").read_text()
 
 
-def part_of_three(directory: str, number: signal.Signals) -> None:
-    """Processes 0, which has the store, and 1 get a signal when 2 has met them; that one cannot go
-    on."""
-    decentlam.init(elastic=True)
-    watch.use_limit(1.0)
-    run = membership.current()
-    assert run is not None
-    met = Path(directory) / "met"
-    if run.me == 2:
-        met.touch()
-    while True:
-        time.sleep(0.01)
-        if met.exists() and run.me != 2:
-            os.kill(os.getpid(), number)
-        if run.interrupted:
-            try:
-                run.renew(0, whole=True, everyone=False)
-            except MinorityError as error:
-                print(error, flush=True)
-                os._exit(3)
+# Three processes, of which 0 has the store -------------------------------------------------------
 
 
-def outlive(directory: str) -> None:
-    """Process 2 stops itself; 0, which has the store, and 1 go on without it and end. When it goes
-    on it must not take the run for its own."""
-    decentlam.init(elastic=True)
-    watch.use_limit(1.0)
-    run = membership.current()
-    assert run is not None
-    stopped = Path(directory) / "stopped"
-    if run.me == 2:
-        stopped.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
-    while len(run.generation.members) == 3:
-        time.sleep(0.01)
-        if run.interrupted:
-            try:
-                run.renew(0, whole=True, everyone=False)
-            except (MinorityError, RunOverError) as error:
-                print(error, flush=True)
-                os._exit(3)
-    print(f"process {run.me} went on with {run.generation.members}", flush=True)
-
-
-def die_while_built(directory: str, moment: str) -> None:
-    """Process 1 dies before it builds its optimizer, or in one of the collectives of that; the
-    others train five steps without it."""
+def joined() -> Membership:
     decentlam.init(elastic=True)
     run = membership.current()
     assert run is not None
-    if run.me == 1:
-        if moment == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        left = {"first collective": 0, "last collective": 3}[moment]
-        gathered = dist.all_gather
+    return run
 
-        def all_gather(*arguments: Any, **options: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return gathered(*arguments, **options)
 
-        dist.all_gather = all_gather
+def renewed(run: Membership) -> None:
+    """Go on without who is lost, or end with the exit code 3."""
+    time.sleep(0.01)
+    if run.interrupted:
+        try:
+            run.renew(0, whole=True, everyone=False)
+        except (MinorityError, RunOverError) as error:
+            print(error, flush=True)
+            os._exit(3)
+
+
+def trained(
+    run: Membership,
+    steps: int,
+    each: Callable[[decentlam.DecentralizedOptimizer, int], None] = lambda optimizer, step: None,
+    **options: Any,
+) -> None:
+    """Train until this step of the run, with `each` after every step; say with whom at its end, and
+    whether no step took two heartbeats: far more than it takes, and less than a stall."""
     model = torch.nn.Linear(3, 1)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-    print(f"process {run.me} trained with {optimizer.members}", flush=True)
-
-
-def join_while_built(directory: str) -> None:
-    """Process 1 dies before anything is built. The others wait until another one wants to join, so
-    that it is a member of the first group in which they build their optimizers."""
-    decentlam.init(elastic=True)
-    run = membership.current()
-    assert run is not None
-    if run.me == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    while not run.joins and not run._call(lambda store: store.add("candidates", 0)):
-        time.sleep(0.05)
-    model = torch.nn.Linear(3, 1)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True)
-    while optimizer.place.step < 5:
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-    print(f"process {run.me} trained with {optimizer.members}", flush=True)
-
-
-def measure_while_one_dies(directory: str, victim: int) -> None:
-    """All members measure their distance at every fifth step of the run; one dies. Whoever was
-    behind then must not wait alone in a measurement that the others have done."""
-    decentlam.init(elastic=True)
-    run = membership.current()
-    assert run is not None
-    model = torch.nn.Linear(3, 1)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, elastic=True, **options)
     pause, last = 0.0, time.monotonic()
-    while (step := optimizer.place.step) < 100:
+    while (step := optimizer.place.step) < steps:
         optimizer.zero_grad()
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-        if step % 5 == 4:
-            with contextlib.suppress(ExchangeError):  # a member was lost meanwhile
-                optimizer.consensus_distance()
-        if (run.me, step) == (victim, 50):
-            os.kill(os.getpid(), signal.SIGKILL)
+        each(optimizer, step)
         pause, last = max(pause, time.monotonic() - last), time.monotonic()
     verdict = "soon" if pause < 2 * watch.USUAL_SECONDS else f"after {pause:.0f} s"
     print(f"process {run.me} went on {verdict} with {optimizer.members}", flush=True)
-
-
-def measure_without_one(directory: str) -> None:
-    """Process 2 does not take part in a measurement, as one that has skipped this step, or has just
-    joined, would not."""
-    decentlam.init(elastic=True)
-    run = membership.current()
-    assert run is not None
-    model = torch.nn.Linear(3, 1)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1, topology="ring", elastic=True)
-    pause, last = 0.0, time.monotonic()
-    while (step := optimizer.place.step) < 40:
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-        if step == 20 and run.me != 2:
-            try:
-                optimizer.consensus_distance()
-            except ExchangeError as error:
-                print(error)
-        pause, last = max(pause, time.monotonic() - last), time.monotonic()
-    verdict = "soon" if pause < 2 * watch.USUAL_SECONDS else f"after {pause:.0f} s"
-    print(f"process {run.me} went on {verdict} with {optimizer.members}", flush=True)
-
-
-def test_a_call_that_a_member_has_skipped_stalls_nobody(tmp_path: Path) -> None:
-    """The others waited for it until the end of their patience."""
-    processes = start_three(measure_without_one, tmp_path)
-    for process in processes:
-        process.join(HANG_SECONDS)
-    for rank in range(3):
-        said = (tmp_path / f"{rank}").read_text()
-        assert f"process {rank} went on soon with (0, 1, 2)" in said, said
-    assert "has gone on without this call" in (tmp_path / "0").read_text()
-
-
-def port_of_nobody() -> str:
-    """One that is free, and that the system gives to nobody who asks for any: those are above."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return str(port)
 
 
 def start_three(
@@ -228,7 +113,7 @@ def start_three(
 ) -> list[BaseProcess]:
     """Processes of an elastic run whose store is in process 0; those after the first three are
     started when the first of their rank has ended."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of_nobody()}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = list[BaseProcess]()
     for number, rank in enumerate(ranks):
         if number != rank:
@@ -238,7 +123,34 @@ def start_three(
     return processes
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def assert_go_on(
+    members: tuple[int, ...],
+    course: Callable[..., None],
+    directory: Path,
+    *more: Any,
+    **options: Any,
+) -> None:
+    processes = start_three(course, directory, *more, **options)
+    for process in processes:
+        process.join(HANG_SECONDS)
+    for rank in members:
+        said = (directory / f"{rank}").read_text()
+        assert f"process {rank} went on soon with {members}" in said, said
+
+
+def part_of_three(directory: str, number: signal.Signals) -> None:
+    """Processes 0 and 1 get a signal when 2 has met them; that one cannot go on."""
+    run, met = joined(), Path(directory) / "met"
+    watch.use_limit(1.0)
+    if run.me == 2:
+        met.touch()
+    while True:
+        renewed(run)
+        if met.exists() and run.me != 2:
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [slow_if(True, signal.SIGSTOP), signal.SIGKILL])
 def test_who_is_cut_off_from_most_others_stops_with_an_error(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -254,6 +166,19 @@ def test_who_is_cut_off_from_most_others_stops_with_an_error(
     assert "too few to go on: the others (process 0, 1) may be cut off" in said
 
 
+def outlive(directory: str) -> None:
+    """Process 2 stops itself; 0 and 1 go on without it and end. When it goes on it must not take
+    the run for its own."""
+    run = joined()
+    watch.use_limit(1.0)
+    if run.me == 2:
+        (Path(directory) / "stopped").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while len(run.generation.members) == 3:
+        renewed(run)
+    print(f"process {run.me} went on with {run.generation.members}", flush=True)
+
+
 def test_who_comes_back_after_the_run_has_ended_does_not_go_on_alone(tmp_path: Path) -> None:
     processes = start_three(outlive, tmp_path)
     for process in processes[:2]:
@@ -262,46 +187,95 @@ def test_who_comes_back_after_the_run_has_ended_does_not_go_on_alone(tmp_path: P
     processes[2].join(HANG_SECONDS)
     processes[2].kill()
     assert "process 0 went on with (0, 1)" in (tmp_path / "0").read_text()
-    said = (tmp_path / "2").read_text()
-    assert processes[2].exitcode == 3, said
+    assert processes[2].exitcode == 3, (tmp_path / "2").read_text()
 
 
-@pytest.mark.parametrize("moment", ["before", "first collective", "last collective"])
+def die_while_built(directory: str, moment: str) -> None:
+    """Process 1 dies before it builds its optimizer, or in the last collective of that."""
+    run, gathered, left = joined(), dist.all_gather, 3
+
+    def all_gather(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return gathered(*arguments, **options)
+
+    if run.me == 1:
+        if moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_gather = all_gather
+    trained(run, 5)
+
+
+@pytest.mark.parametrize("moment", ["before", "last collective"])
 def test_the_others_go_on_when_one_dies_while_optimizers_are_built(
     moment: str, tmp_path: Path
 ) -> None:
-    processes = start_three(die_while_built, tmp_path, moment)
-    for process in processes:
-        process.join(HANG_SECONDS)
-    for rank in (0, 2):
-        said = (tmp_path / f"{rank}").read_text()
-        assert f"process {rank} trained with (0, 2)" in said, said
+    assert_go_on((0, 2), die_while_built, tmp_path, moment)
+
+
+def join_while_built(directory: str) -> None:
+    """Process 1 dies before anything is built. The others wait until another one wants to join, so
+    that it is a member of the first group in which they build their optimizers."""
+    run = joined()
+    if run.me == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not run.joins and not run._call(lambda store: store.add("candidates", 0)):
+        time.sleep(0.05)
+    trained(run, 5)
 
 
 def test_one_that_comes_while_optimizers_are_built_is_taken_in(tmp_path: Path) -> None:
     """It waited for what the others publish, and they for it in what all do together before."""
-    processes = start_three(join_while_built, tmp_path, ranks=(0, 1, 2, 1))
-    for process in processes:
-        process.join(HANG_SECONDS)
-    for rank in (0, 2, 3):
-        said = (tmp_path / f"{rank}").read_text()
-        assert f"process {rank} trained with (0, 2, 3)" in said, said
+    assert_go_on((0, 2, 3), join_while_built, tmp_path, ranks=(0, 1, 2, 1))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_collectives_stall_nobody_when_a_member_dies(victim: int, tmp_path: Path) -> None:
-    """Process 0 has the store. Two heartbeats are far more than it takes, and less than a stall."""
-    processes = start_three(measure_while_one_dies, tmp_path, victim)
-    for process in processes:
-        process.join(HANG_SECONDS)
-    rest = tuple(rank for rank in range(3) if rank != victim)
-    for rank in rest:
-        said = (tmp_path / f"{rank}").read_text()
-        assert f"process {rank} went on soon with {rest}" in said, said
+def measure_while_one_dies(directory: str) -> None:
+    """All measure their distance at every fifth step of the run; process 0 dies. Whoever was behind
+    then must not wait alone in a measurement that the others have done."""
+    run = joined()
+
+    def each(optimizer: decentlam.DecentralizedOptimizer, step: int) -> None:
+        if step % 5 == 4:
+            with contextlib.suppress(ExchangeError):  # a member was lost meanwhile
+                optimizer.consensus_distance()
+        if (run.me, step) == (0, 50):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trained(run, 100, each)
+
+
+def test_collectives_stall_nobody_when_a_member_dies(tmp_path: Path) -> None:
+    assert_go_on((1, 2), measure_while_one_dies, tmp_path)
+
+
+def measure_without_one(directory: str) -> None:
+    """Process 2 does not take part in a measurement, as one that has skipped this step, or has just
+    joined, would not."""
+    run = joined()
+
+    def each(optimizer: decentlam.DecentralizedOptimizer, step: int) -> None:
+        if step == 20 and run.me != 2:
+            try:
+                optimizer.consensus_distance()
+            except ExchangeError as error:
+                print(error)
+
+    trained(run, 40, each, topology="ring")
+
+
+def test_a_call_that_a_member_has_skipped_stalls_nobody(tmp_path: Path) -> None:
+    """The others waited for it until the end of their patience."""
+    assert_go_on((0, 1, 2), measure_without_one, tmp_path)
+    assert "has gone on without this call" in (tmp_path / "0").read_text()
+
+
+# By launch ---------------------------------------------------------------------------------------
 
 
 def come_back(directory: Path) -> int:
-    """Node 1 is killed, fails when it comes back, comes back again, and is stopped at its end."""
+    """Node 1 is killed, fails when it comes back, comes back again, and ends later than node 0."""
     run = membership.current()
     assert run is not None
     done = directory / "done"
@@ -311,7 +285,7 @@ def come_back(directory: Path) -> int:
             failed.touch()
             raise ExchangeError("a member died")
         done.touch()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(3.0)
         return 1
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -18,15 +18,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "slowmo": ("slowmo", {"topology": "ring", "tau": 4}),
     "awc-dmsgd": ("awc-dmsgd", {"topology": "ring"}),
     "d2-dmsgd": ("d2-dmsgd", {"topology": "ring", "nesterov": True}),
-    "pmsgd": ("pmsgd", {}),
     "scaler": ("decentlam", {"topology": "ring", "overlap": False}),
     "2x2": ("decentlam", {"processes_per_node": 2}),
     "float16": ("decentlam", {"topology": "ring", "message_dtype": torch.float16}),
-    "bfloat16": ("decentlam", {"message_dtype": torch.bfloat16}),  # random pairs
-    "bfloat16 before the gradient": (
-        "awc-dmsgd",
-        {"topology": "ring", "message_dtype": torch.bfloat16},
-    ),
 }
 
 

@@ -7,6 +7,7 @@ import inspect
 import logging
 import multiprocessing
 import pickle
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -187,6 +188,24 @@ def run_processes(
     return results
 
 
+@contextlib.contextmanager
+def store_elsewhere() -> Iterator[tuple[int, dist.Store]]:
+    """A store in a process of its own, whose number is the first of the two."""
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there,))
+    process.start()
+    assert process.pid is not None
+    yield process.pid, dist.TCPStore("127.0.0.1", here.recv(), is_master=False)
+    process.kill()
+    process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    signal.pause()
+
+
 def _child(
     pipe: Connection,
     function: Callable[..., Any],
@@ -201,6 +220,14 @@ def _child(
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=HANG)
     pipe.send_bytes(pickle.dumps(function(*args)))
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    """Return the condition as soon as it is true, or when a test must not wait any longer."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
 
 
 def message_of(action: Callable[[], Any]) -> str:

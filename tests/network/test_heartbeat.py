@@ -9,9 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ from decentlam.network.network import connect
 from decentlam.network.store import StoreCalls
 from tests.helpers.processes import (
     HANG_SECONDS,
-    context,
     message_of,
     run_processes,
-    warnings_of,
+    store_elsewhere,
+    wait_for,
 )
 from tests.helpers.quadratic import quadratic_loss, start, train
 from tests.helpers.scripts import fork, free_port
@@ -63,13 +61,6 @@ def say(watch: Watch, member: int, **facts: Any) -> None:
     beat |= {"at": [0, 0], "doing": ""}
     text = json.dumps({**beat, **facts})
     watch.calls.call(lambda store: store.set(f"beat/{member}", text), HANG_SECONDS)
-
-
-def wait_for(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def ended() -> int:
@@ -107,7 +98,7 @@ def test_who_trains_something_else_may_be_lost(watch: Watch) -> None:
     assert watch.interruption is not None and watch.interruption.lost == (0,)
 
 
-@pytest.mark.parametrize("at", [[0, 4], [0, 5], [1, 9]], ids=["here", "ahead", "elsewhere"])
+@pytest.mark.parametrize("at", [[0, 4], [0, 5]], ids=["here", "ahead"])
 def test_who_waits_for_a_member_that_has_gone_on_is_interrupted(
     watch: Watch, at: list[int]
 ) -> None:
@@ -157,14 +148,7 @@ def test_a_process_that_ends_without_a_word_is_lost_at_once(watch: Watch) -> Non
     assert watch.interruption is not None and "it has ended" in watch.interruption.text
 
 
-BAD = [b"not json", b"\xff", b"", b"7", b"[" * 100_000, b"{}", b'{"text": 1, "lost": 2}']
-BAD_BEATS = [
-    {"pid": "1"}, {"pid": 1 << 40}, {"pid": -1}, {"host": None}, {"machine": 3}, {"count": "x"},
-    {"left": "no"}, {"at": 3}, {"doing": None},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("value", [b"\xff", b"[" * 100_000, b'{"text": 1, "lost": 2}'], ids=len)
 def test_a_value_that_nobody_of_the_run_wrote_is_named_once_and_ignored(
     watch: Watch, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,7 +166,7 @@ def test_a_value_that_nobody_of_the_run_wrote_is_named_once_and_ignored(
     assert "process 2" in json.loads(kept)["text"]  # the others name the same
 
 
-@pytest.mark.parametrize("facts", BAD_BEATS, ids=str)
+@pytest.mark.parametrize("facts", [{"pid": "1"}, {"pid": 1 << 40}, {"at": 3}], ids=str)
 def test_a_heartbeat_of_wrong_types_is_ignored(
     watch: Watch, facts: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -239,63 +223,44 @@ def test_a_process_that_is_alone_waits_for_nobody_to_be_lost(
     watch.leave()
 
 
-def serve(pipe: Connection) -> None:
-    store = open_store()
-    pipe.send(store.port)
-    signal.pause()
-
-
-@pytest.fixture
-def frozen() -> Iterator[tuple[dist.Store, Callable[[], None]]]:
-    """A store in a process of its own, and what freezes that."""
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there,))
-    process.start()
-    assert process.pid is not None
-    freeze = partial(os.kill, process.pid, signal.SIGSTOP)
-    yield dist.TCPStore("127.0.0.1", here.recv(), is_master=False), freeze
-    process.kill()
-    process.join()
-
-
 def test_who_had_the_store_and_is_frozen_gets_what_is_left_of_its_limit(
-    frozen: tuple[dist.Store, Callable[[], None]],
+    patient_with_the_store: None,
 ) -> None:
     """In the next store, in which the others have a whole limit to come."""
-    store, freeze = frozen
-    watch = Watch(store, 1, range(1, 4), 0)
-    watch.limit, watch.moves = 3.0, True
-    for member in (2, 3):
-        say(watch, member)
-    assert wait_for(lambda: {2, 3} <= watch._seen.keys())
-    freeze()
-    assert wait_for(lambda: watch.store_error is not None)
-    watch.use(StoreCalls(open_store()), range(1, 4), 0, 2)
-    moved = time.monotonic()
-    assert wait_for(lambda: 2 in watch.lost)
-    assert time.monotonic() - moved < watch.limit / 2
-    assert wait_for(lambda: 3 in watch.lost)
-    assert time.monotonic() - moved > watch.limit
-    watch.leave()
+    with store_elsewhere() as (pid, store):
+        watch = Watch(store, 1, range(1, 4), 0)
+        watch.limit, watch.moves = 3.0, True
+        for member in (2, 3):
+            say(watch, member)
+        assert wait_for(lambda: {2, 3} <= watch._seen.keys())
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_for(lambda: watch.store_error is not None)
+        moved = time.monotonic()
+        watch.use(StoreCalls(open_store()), range(1, 4), 0, 2)
+        assert wait_for(lambda: 2 in watch.lost)
+        assert time.monotonic() - moved < watch.limit / 2
+        assert wait_for(lambda: 3 in watch.lost)
+        assert time.monotonic() - moved > watch.limit
+        watch.leave()
 
 
 def test_who_was_never_heard_has_a_limit_to_come_to_the_next_store(
-    frozen: tuple[dist.Store, Callable[[], None]],
+    patient_with_the_store: None,
 ) -> None:
     """Somebody dies so early that the others have not read each other's first beat."""
-    store, freeze = frozen
-    watch = Watch(store, 1, range(1, 4), 0)
-    watch.limit, watch.moves = 3.0, True
-    freeze()
-    assert wait_for(lambda: watch.store_error is not None)
-    watch.use(StoreCalls(open_store()), range(1, 4), 0, None)
-    moved = time.monotonic()
-    say(watch, 2)
-    assert wait_for(lambda: 2 in watch._seen)
-    assert not watch.lost
-    assert wait_for(lambda: 3 in watch.lost)
-    assert time.monotonic() - moved > watch.limit
-    watch.leave()
+    with store_elsewhere() as (pid, store):
+        watch = Watch(store, 1, range(1, 4), 0)
+        watch.limit, watch.moves = 3.0, True
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_for(lambda: watch.store_error is not None)
+        moved = time.monotonic()
+        watch.use(StoreCalls(open_store()), range(1, 4), 0, None)
+        say(watch, 2)
+        assert wait_for(lambda: 2 in watch._seen)
+        assert not watch.lost
+        assert wait_for(lambda: 3 in watch.lost)
+        assert time.monotonic() - moved > watch.limit
+        watch.leave()
 
 
 def test_nothing_stays_open(patient_with_the_store: None) -> None:
@@ -319,31 +284,7 @@ def test_nothing_stays_open(patient_with_the_store: None) -> None:
 
 
 VICTIM = 2
-
-
-def spoil_the_store() -> tuple[str, list[str]]:
-    """Somebody writes to the store what makes no sense; then process 2 dies: error, and log."""
-    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
-    with warnings_of(watching.__name__) as said:
-        train(optimizer, model, node, range(2))
-        store = dist.distributed_c10d._get_default_store()
-        store.set("trouble/0", "not json")
-        store.set("beat/0", "[1]")  # which process 0 soon writes anew
-        dist.barrier()
-        time.sleep(2.0)
-        if node == VICTIM:
-            os.kill(os.getpid(), signal.SIGKILL)
-        error = message_of(lambda: train(optimizer, model, node, range(2, 20)))
-    return error, said
-
-
-def test_a_death_is_noticed_although_somebody_spoiled_the_store() -> None:
-    results = run_processes(spoil_the_store, 3, seconds=100)
-    assert results[VICTIM] == -signal.SIGKILL
-    for error, said in results[:VICTIM]:
-        assert "process 2 (pid " in error and "died or stopped" in error, error
-        assert sum("trouble/0 = b'not json'" in line for line in said) == 1, said
-        assert len(said) <= 2, said
+NEVER = 1e4  # seconds of a timeout that cannot be the cause
 
 
 def train_until_an_error(heartbeat_seconds: float) -> None:
@@ -360,7 +301,7 @@ def train_until_an_error(heartbeat_seconds: float) -> None:
 @pytest.mark.parametrize(
     ("how", "limit", "words"),
     [
-        *[(signal.SIGKILL, 60.0, "died or stopped: it has ended")] * 3,  # whoever notices first
+        (signal.SIGKILL, 60.0, "died or stopped: it has ended"),
         (signal.SIGSTOP, 5.0, "died or stopped: the rendezvous store did not answer within 5 s"),
     ],
 )
@@ -387,9 +328,6 @@ def test_process_0_is_named_although_the_store_goes_with_it(
         for process in processes:
             process.kill()
             process.join()
-
-
-NEVER = 1e4  # seconds of a timeout that cannot be the cause
 
 
 def one_leaves(orderly: bool) -> str | None:
@@ -479,8 +417,6 @@ def in_collective(kind: str, directory: str) -> str:
 
     works = {
         "averaged": average,
-        "merge": optimizer.merge,
-        "consensus_distance": optimizer.consensus_distance,
         "checkpoint": lambda: save_checkpoint(directory, model=model, optimizer=optimizer),
     }
     if node == VICTIM:
@@ -493,10 +429,8 @@ DEATHS = [
     ("decentlam", "in backward", {"shared_memory": False}),
     ("dmsgd", "before step", {"overlap": False}),
     ("awc-dmsgd", "before backward", {}),
-    ("awc-dmsgd", "in backward", {}),  # of another, which mixes there
     ("pmsgd", "in backward", {}),
     ("decentlam", "before backward", {"processes_per_node": 2}),
-    ("decentlam", "before backward", {"processes_per_node": 2, "overlap": False}),
 ]
 
 
@@ -536,17 +470,16 @@ def test_death_at_construction_is_an_error_that_names_it() -> None:
         assert error.startswith("ExchangeError") and "process 2 (pid " in error, error
 
 
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
-def test_node_that_freezes_is_named_by_all_others(method: str) -> None:
+def test_node_that_freezes_is_named_by_all_others() -> None:
     """Long before the timeout: it gives no sign of life."""
-    arguments = (method, "before backward", "freezes")
+    arguments = ("pmsgd", "before backward", "freezes")
     results = run_processes(with_victim, 4, arguments)
     for node in (0, 1, 3):
         error, _ = results[node]
         assert "process 2 (pid " in error and "no heartbeat for" in error, error
 
 
-@pytest.mark.parametrize("method", ["decentlam", "awc-dmsgd", "pmsgd"])
+@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
 def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
     arguments = (method, "before backward", "waits", 2.0)
     results = run_processes(with_victim, 4, arguments)
@@ -557,7 +490,7 @@ def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
     assert any("slower than 2 s" in error for error, _ in results)
 
 
-@pytest.mark.parametrize("kind", ["averaged", "merge", "consensus_distance", "checkpoint"])
+@pytest.mark.parametrize("kind", ["averaged", "checkpoint"])
 def test_a_death_in_a_collective_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
     results = run_processes(in_collective, 3, (kind, str(tmp_path)), 100)
     assert results[VICTIM] == 7

@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 import sys
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def _join(
     host, port = meeting_point(process)
     os.environ.setdefault("MASTER_ADDR", host)
     os.environ.setdefault("MASTER_PORT", str(port))
-    choose_interface(host, process.one_host)
+    _choose_interface(host, process.one_host)
     wait = min(timeout_seconds, join_seconds)
     try:
         if elastic:
@@ -173,8 +172,8 @@ def _own_device(process: LaunchedProcess) -> torch.device | None:
 
 
 def _usual_backend(store: dist.Store, device: torch.device | None, process: LaunchedProcess) -> str:
-    """The same on all processes. NCCL needs a GPU for each of them, and launchers may show every
-    process one GPU, its own or the same one: only the GPUs' own numbers tell."""
+    """Return the same on all processes. NCCL needs a GPU for each of them, and launchers may show
+    every process one GPU, its own or the same one: only the GPUs' own numbers tell."""
     mine = _NO_GPU if device is None else str(torch.cuda.get_device_properties(device).uuid)
     store = dist.PrefixStore("decentlam gpu", store)
     store.set(str(process.rank), mine)
@@ -183,14 +182,10 @@ def _usual_backend(store: dist.Store, device: torch.device | None, process: Laun
     ranks = [str(rank) for rank in range(process.num_processes)]
     with exchange_errors(f"process {process.rank}, at the start", "everyone"):
         store.wait(ranks)
-        gpus = [gpu.decode() for gpu in store.multi_get(ranks)]
-    counts = Counter(gpus)
-    others = [rank for rank, gpu in zip(ranks, gpus, strict=True) if gpu == _NO_GPU]
-    shared = [rank for rank, gpu in zip(ranks, gpus, strict=True) if counts[gpu] > 1]
-    if not others and not shared:
+        gpus = {gpu.decode() for gpu in store.multi_get(ranks)}
+    if len(gpus) == len(ranks) and _NO_GPU not in gpus:
         return BOTH
-    why = f"without one: {', '.join(others)}" if others else f"sharing one: {', '.join(shared)}"
-    log.info("backend gloo, for CPUs: NCCL needs a GPU for each process (%s)", why)
+    log.info("backend gloo, for CPUs: NCCL needs a GPU for each process")
     return "gloo"
 
 
@@ -266,8 +261,8 @@ def leave() -> None:
     groups.destroy_default_group(alone)
 
 
-def choose_interface(host: str, one_host: bool | None) -> None:
-    """Tells gloo which network to use, if the user did not.
+def _choose_interface(host: str, one_host: bool | None) -> None:
+    """Tell gloo which network to use, if the user did not.
 
     Left alone, gloo listens at the address the machine's own name stands for. Where that is
     127.0.0.1 or 127.0.1.1, as in many /etc/hosts, no other machine can reach it.
@@ -300,13 +295,9 @@ def _address_towards(host: str) -> str | None:
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has this address; None if that cannot be found out."""
+    """Return the network interface that has this IPv4 address; None if that cannot be found out."""
     if not sys.platform.startswith("linux"):
         return None
-    if ":" in address:
-        wanted = ipaddress.IPv6Address(address.partition("%")[0]).exploded.replace(":", "")
-        rows = Path("/proc/net/if_inet6").read_text().splitlines()
-        return next((row.split()[-1] for row in rows if row.split()[0] == wanted), None)
     import fcntl  # not on every platform
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from decentlam.errors import ExchangeError, LaunchError, RunOverError
 from decentlam.launch.environment import LAUNCHED, LOOPBACK
 from decentlam.launch.processes import (
     Collect,
+    Failure,
     Running,
     Started,
     next_reports,
+    pickled,
     run_processes,
     variables,
 )
-from decentlam.launch.remote_function import Failure, pickled
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +86,7 @@ def survivors(
     note: Callable[[str], None] = log.warning,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
-    """Results of those that came to their end; none if `stopped()`.
+    """Return the results of those that came to their end; none if `stopped()`.
 
     A process that is killed is started again and joins the others; so is one that was started
     again and did not get in. Any other exception ends the run.
@@ -101,7 +99,8 @@ def survivors(
     while running and not stopped():
         if time.monotonic() > next_note:
             next_note = time.monotonic() + _NOTE_SECONDS
-            note(f"{_wake(running)} did not end yet; others have")
+            late = [f"{c.process.name} (process {c.process.pid})" for c in running.values()]
+            note(f"{', '.join(late)} did not end yet; others have")
         for child, report in next_reports(running):
             name = child.process.name
             if not isinstance(report, Failure):
@@ -128,13 +127,3 @@ def is_lost(failure: Failure, newcomer: bool) -> bool:
     """Return True if the others go on without it: it was killed, or it did not get in."""
     killed = failure.at == 0.0
     return killed or (newcomer and isinstance(failure.error, ExchangeError | LaunchError))
-
-
-def _wake(running: Running) -> str:
-    """The processes that still run, by name. Those that were stopped go on: the others gave them
-    up, and they would keep the launcher waiting."""
-    for child in running.values():
-        assert child.process.pid is not None
-        with suppress(ProcessLookupError):
-            os.kill(child.process.pid, signal.SIGCONT)
-    return ", ".join(f"{c.process.name} (process {c.process.pid})" for c in running.values())

@@ -1,36 +1,49 @@
 """A function in processes of one group: everyone's result, or the failure that came first.
 
 `decentlam.launch` and the lab's emulated hosts start their processes here. torch.multiprocessing
-and concurrent.futures were not enough: the first has no results and reports whichever failure it
-sees first, the second leaves its processes behind when their parent is killed.
+was not enough: it has no results, reports whichever failure it sees first, and cannot start one
+process again.
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
 import math
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from decentlam.errors import LaunchError
-from decentlam.launch.remote_function import Failure, main_is_a_file, run_in_process
 
 _POLL_SECONDS = 0.5  # between two looks for dead processes; others fail that soon after the first
-_STOP_SECONDS = 5.0  # between asking a process to end and ending it
 _EXIT_SECONDS = 60.0  # for processes that have returned to leave the group
+_PR_SET_PDEATHSIG = 1
 _HINT = (
     " before it could report why; its output may say more. A script has to call launch under "
     '`if __name__ == "__main__":`.'
 )
+
+
+@dataclass(frozen=True, order=True)
+class Failure:
+    """A failure in a process; the earliest one is the cause of the others."""
+
+    at: float  # on the clock that all processes of a machine share; 0: it died without a word
+    rank: int
+    text: str
+    error: BaseException | None = field(default=None, compare=False)  # None: could not be copied
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Started:
     pipe: Connection
 
     def let_leave(self) -> None:
-        """Tells a process that has reported to leave the group; it may have been killed since."""
+        """Tell a process that has reported to leave the group; it may have been killed since."""
         with suppress(OSError):
             self.pipe.send_bytes(b"")
 
@@ -61,6 +74,39 @@ def variables(rank: int, size: int, local: bool) -> dict[str, str]:
     }
 
 
+def pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Return a function and its arguments, by value; refuse what other processes cannot import.
+
+    Handed to multiprocessing as they are, tensors would be shared memory.
+    """
+    try:
+        work = pickle.dumps((fn, args))
+    except Exception as error:
+        raise ValueError(
+            f"launch cannot hand {fn!r} and its arguments to other processes: {error}. Use a "
+            "function defined at the top level of a module (no lambda, nothing nested) and "
+            "arguments that pickle can copy."
+        ) from error
+    if fn.__module__ == "__main__" and not _main_is_a_file():
+        raise ValueError(
+            f"other processes cannot import {getattr(fn, '__name__', fn)}: defined in a notebook, "
+            "at a prompt, in `python -c`, on standard input or in a package's __main__. Write the "
+            "definitions to a file, such as work.py (in a notebook: %%writefile work.py), and "
+            "import them from there; or make it a script and run `torchrun --nproc-per-node 4 "
+            "work.py`."
+        )
+    return work
+
+
+def _main_is_a_file() -> bool:
+    """Return True if multiprocessing imports `__main__` in a new process, and can."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return spec.name.rpartition(".")[2] != "__main__"
+    return os.path.isfile(getattr(main, "__file__", None) or "")
+
+
 def run_processes(
     work: bytes,
     environments: Sequence[Mapping[str, str]],
@@ -72,7 +118,7 @@ def run_processes(
     deadline_seconds: float = math.inf,
     elastic: Collect | None = None,
 ) -> list[Any]:
-    """The `pickled` function in a process per environment; results in their order.
+    """Run the `pickled` function in a process per environment; return the results in their order.
 
     An environment has the variables that `init` joins the group by. `executables` start Python,
     each in its own way; none are `sys.executable`. Whoever fails first is named as `who` and its
@@ -86,12 +132,17 @@ def run_processes(
     def start(rank: int) -> Started:
         here, there = context.Pipe()
         process = context.Process(
-            target=run_in_process,
+            target=_run,
             args=(there, work, environments[rank], backend, timeout_seconds, elastic is not None),
             name=f"{who} {rank}",
         )
-        with there, _started_by(executables[rank] if executables else None):
-            process.start()
+        resource_tracker.ensure_running()  # a helper of multiprocessing, by the usual Python
+        spawn.set_executable(executables[rank] if executables else sys.executable)
+        try:
+            with there:
+                process.start()
+        finally:
+            spawn.set_executable(sys.executable)
         running[here] = Started(rank, process, here)
         started.append(running[here])
         return running[here]
@@ -99,20 +150,21 @@ def run_processes(
     try:
         for rank in range(len(environments)):
             start(rank)
-        return elastic(running, start) if elastic else _everyone(running, deadline_seconds)
+        results = elastic(running, start) if elastic else _everyone(running, deadline_seconds)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        for child in started:
+            if child.pipe not in running:
+                child.process.join(max(0.0, deadline - time.monotonic()))
+        return results
     finally:
-        for child in started:
-            child.pipe.close()  # whoever was not let go ends: see `run_in_process`
-        deadline = time.monotonic() + (_STOP_SECONDS if running else _EXIT_SECONDS)
-        for child in started:
-            child.process.join(max(0.0, deadline - time.monotonic()))
         for child in started:
             child.process.kill()
             child.process.join()
+            child.pipe.close()
 
 
 def _everyone(running: Running, deadline_seconds: float) -> list[Any]:
-    """All results in rank order; a failure ends the run."""
+    """Return all results in rank order; a failure ends the run."""
     deadline = time.monotonic() + deadline_seconds
     processes = list(running.values())
     results: dict[int, Any] = {}
@@ -151,7 +203,7 @@ def _receive(child: Started) -> Any:
     with suppress(EOFError, ConnectionError):
         if child.pipe.poll():
             return pickle.loads(child.pipe.recv_bytes())
-    child.process.join(_STOP_SECONDS)  # the end of its pipe comes a moment before its own
+    child.process.join(_EXIT_SECONDS)  # the end of its pipe comes a moment before its own
     code = child.process.exitcode
     if code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name} (exit code {code})"
@@ -160,20 +212,49 @@ def _receive(child: Started) -> Any:
     return Failure(0.0, child.rank, how)  # the others only failed because this one had gone
 
 
-@contextmanager
-def _started_by(executable: str | None) -> Iterator[None]:
-    """While processes are started: by which Python, and without a `__main__` that is no file."""
-    main, before = sys.modules["__main__"], spawn.get_executable()
-    named = getattr(main, "__file__", None)
-    hide = named is not None and not main_is_a_file()  # "<stdin>", which no process can import
-    if executable is not None:
-        resource_tracker.ensure_running()  # a helper of multiprocessing, by the usual Python
-        spawn.set_executable(executable)
-    if hide:
-        del main.__file__
+# In each of the processes -------------------------------------------------------------------------
+
+
+def _run(
+    pipe: Connection,
+    work: bytes,
+    environment: Mapping[str, str],
+    backend: str,
+    timeout_seconds: float,
+    elastic: bool,
+) -> None:
+    """Join the group and send what the function returns, or a Failure, through the pipe."""
+    if sys.platform == "linux":  # end with the process that started this one
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # being stopped must not lose output
+    os.environ.update(environment)
     try:
-        yield
-    finally:
-        if hide:
-            main.__file__ = named
-        spawn.set_executable(before)
+        import torch
+
+        from decentlam.launch.init import init, leave
+
+        if "OMP_NUM_THREADS" not in os.environ:
+            share = (os.cpu_count() or 1) // int(environment["WORLD_SIZE"])
+            torch.set_num_threads(max(1, share))
+        init(backend, timeout_seconds, elastic=elastic)
+        fn, args = pickle.loads(work)
+        report = pickle.dumps((fn(*args),))
+    except BaseException as error:
+        text = f"failed:\n{traceback.format_exc()}"
+        failure = Failure(time.monotonic(), int(environment["RANK"]), text, _copied(error))
+        pipe.send_bytes(pickle.dumps(failure))
+        os._exit(1)  # peers see the closed connections at once instead of waiting
+    pipe.send_bytes(report)
+    with suppress(EOFError):
+        pipe.recv_bytes()  # until nobody can be waiting for something this process sent
+    leave()
+
+
+def _copied(error: BaseException) -> BaseException | None:
+    """Return the exception if its copy can be made where it is received; not every one can."""
+    with suppress(Exception):
+        if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
+            return error
+    return None

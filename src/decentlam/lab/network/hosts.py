@@ -29,8 +29,7 @@ from typing import Any
 
 from decentlam.lab.network.bandwidth import bits_per_second
 from decentlam.lab.signals import handled_by
-from decentlam.launch.processes import run_processes, variables
-from decentlam.launch.remote_function import pickled
+from decentlam.launch.processes import pickled, run_processes, variables
 
 INTERFACE = "net0"  # what a host calls its link
 _PORT = "29500"  # every group of hosts is a network of its own
