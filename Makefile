@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-system test-slow test-frameworks test-ray fuzz lint format docs try-versions chaos bench \
+.PHONY: help demo test test-fast test-system test-slow test-frameworks test-ray fuzz lint format docs try-versions chaos \
 	requirements clean
 
 help: ## list the targets
@@ -71,9 +71,6 @@ try-versions: $(READY) ## build the package, try it with every Python here, olde
 
 chaos: $(READY) ## 100 elastic runs in which processes are killed, stopped and cut off
 	$(BIN)/python benchmarks/chaos.py --runs 100 --out out/chaos.json
-
-bench: $(READY) ## time the simulator
-	$(BIN)/python benchmarks/simulator.py
 
 requirements: $(READY) ## pin the newest versions requirements.in allows
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -95,7 +95,7 @@ def train(
     training = Training(data, method, topology, "label-sorted", batch, seed, **hyper)
     nodes = training.nodes
     algorithm, size = nodes._nodes.algorithm, sum(p.nbytes for p in training.model.parameters())
-    sent, needed, per_epoch = 0.0, None, training.batches.steps_per_epoch
+    sent, needed, per_epoch = 0.0, None, len(data.labels) // batch
     for step, inputs, labels in training.steps(arguments.epochs * per_epoch):
         lr = arguments.lr * min(1.0, (step + 1) / (2 * per_epoch))
         try:

@@ -27,6 +27,7 @@ CONTENDERS = {
     "all-reduce-bf16": "DDP, bf16 hook",
     "decent-dp": "decent-dp one-peer-exp",
     "adamw": "AdamW, one peer",
+    "adamw-16-bit": "AdamW, one peer, float16",
     "adamw-two": "AdamW, two peers, float16",
     "local-4": "LocalSteps every 4",
     "local-16": "LocalSteps every 16",

@@ -16,7 +16,7 @@ import torch
 from decentlam import algorithms, simulate
 from decentlam.analysis.stability import growth_rate
 from decentlam.lab.studies.regression import steps_to
-from decentlam.lab.theory.linear_regression import linear_regression
+from decentlam.lab.theory import linear_regression
 from decentlam.topology import Topology, resolve
 
 NETWORKS = ["bipartite-random-match", "one-peer-hypercube", "one-peer-symmetric-exponential"]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 import decentlam
 from decentlam.lab.commands.app import app
@@ -63,7 +64,6 @@ class Fuzz:
         self.kinds: dict[str, Callable[[random.Random], bool]] = {
             "command line": self.command,
             "options of an optimizer": self.options,
-            "arguments of the base class": self.base_class,
             "arguments of simulate": self.simulate,
             "topologies": self.topologies,
             "damaged checkpoints": self.checkpoint,
@@ -88,7 +88,9 @@ class Fuzz:
                 [],
             ]
         ) or [""]
-        options = OPTIONS.get(name, ["--json", "--help", "-n"])
+        known = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
+        options = [o for p in known.params for o in p.opts if o[0] == "-"] if known else ["--json"]
+        options = [o for o in options if o not in ("--watch", "--elastic")]  # these take long
         for _ in range(rng.randrange(3)):
             given += [rng.choice(options), rng.choice(WORDS)][: rng.choice([1, 2, 2, 2])]
         out = ["--out", str(self.place / "out")] if name in ("train", "report") else []
@@ -124,22 +126,6 @@ class Fuzz:
             optimizer.step()
             for p in model.parameters():
                 assert p.isfinite().all() or "lr" in given or group, "taken, and the model is NaN"
-
-        return taken(build)
-
-    def base_class(self, rng: random.Random) -> bool:
-        model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-        params = [model.parameters(), model.named_parameters(), *VALUES]
-        params += [[value] for value in VALUES] + [[{"params": value}] for value in VALUES]
-        names = ["lr", "weight_decay", *decentlam.options.OptimizerOptions.__annotations__, "more"]
-        given = {name: rng.choice(VALUES) for name in rng.sample(names, rng.randrange(2))}
-        given |= {"model": rng.choice([model, other, *VALUES])} if rng.random() < 0.3 else {}
-        algorithm = rng.choice([decentlam.algorithms.DSGD(), *VALUES])
-
-        def build() -> None:
-            chosen = rng.choice(params) if rng.random() < 0.7 else params[0]
-            made = algorithm if rng.random() < 0.3 else decentlam.algorithms.DSGD()
-            decentlam.DecentralizedOptimizer(chosen, made, **given)
 
         return taken(build)
 
@@ -213,19 +199,6 @@ class Fuzz:
         copy = self.place / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         return Path(shutil.copytree(source, copy))
-
-
-OPTIONS = {
-    "topology": ["-n", "--steps", "--lazy", "--message-bytes", "--json", "--out", "star", "--help"],
-    "simulate": ["-n", "--lr", "--momentum", "--sigma", "--seed", "--json", "star", "--out"],
-    "predict": ["-n", "--bandwidth", "--latency-us", "--overlap", "--bucket-mb", "--momentum",
-                "--processes-per-node", "--straggler-ms", "--stragglers", "--batch", "--bytes-each",
-                "--forward-fraction", "--calibration", "--parameters", "--compute-ms", "--json"],
-    "train": ["--method", "--topology", "--model", "--data", "--data-path", "--shards", "--batch",
-              "--micro-batch", "--lr", "--momentum", "--weight-decay", "--hyper", "--schedule",
-              "--warmup-epochs", "--warmup-from", "--seed", "--precision", "--stable", "--resume",
-              "--log-every", "--workers", "--recipe", "--weights", "--image-size", "-n"],
-}  # fmt: skip
 
 
 def taken(work: Callable[[], object]) -> bool:

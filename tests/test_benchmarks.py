@@ -25,14 +25,3 @@ def imported(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
 def test_what_a_benchmark_imports_is_there(path, monkeypatch):
     assert imported(path, monkeypatch).__doc__
-
-
-def test_make_bench_times_the_simulator(monkeypatch, capsys):
-    (path,) = (path for path in BENCHMARKS if path.stem == "simulator")
-    simulator = imported(path, monkeypatch)
-    monkeypatch.setattr(simulator, "POOL_BYTES", 1 << 16)
-    monkeypatch.setattr(simulator, "NODES_PER_TIMING", 1)
-    arguments = ["--nodes", "8", "16", "--columns", "100", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", ["simulator.py", *arguments])
-    simulator.main()
-    assert "cost per step grows as nodes^" in capsys.readouterr().out

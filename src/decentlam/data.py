@@ -153,12 +153,6 @@ class Place:
     node: int
     history: tuple[Change, ...]  # of the members up to this step
 
-    def after(self, past: tuple[Change, ...], step: int) -> Place:
-        """Return the same place in a run that began with a checkpoint of `step`; `past` was its
-        history."""
-        first, *rest = self.history
-        return Place(self.step, self.node, (*past, Change(step, first.size), *rest))
-
 
 @dataclass(frozen=True)
 class Deal:

@@ -16,7 +16,7 @@ from decentlam import algorithms, growth, simulate
 from decentlam.analysis import stability
 from decentlam.analysis.stability import choose, growth_rate, largest_step, relative_bias
 from decentlam.lab import theory
-from decentlam.lab.theory.linear_regression import linear_regression
+from decentlam.lab.theory import linear_regression
 from decentlam.topology import (
     Topology,
     bipartite_random_match,
@@ -100,9 +100,9 @@ def test_the_bias_on_static_weights_is_the_theory_of_small_steps(
 ) -> None:
     """With equal Hessians the closed form's bias is disagreement alone; here x* = 0."""
     linear = torch.eye(8, dtype=torch.float64) - 1 / 8
-    hessians = torch.eye(8, dtype=torch.float64).expand(8, 8, 8)
+    problem = theory.Quadratic(torch.eye(8).expand(8, 8, 8), linear)
     biases = [
-        theory.fixed_point(m, network, hessians, linear, 1e-9, 0.9).square().sum().item()
+        theory.fixed_point(m, network, problem, 1e-9, 0.9).square().sum().item()
         for m in (name, "dsgd")
     ]
     assert growth(name, network, 0.9).bias == pytest.approx(biases[0] / biases[1], rel=1e-6)
@@ -274,7 +274,7 @@ def test_gradient_tracking_diverges_where_only_gradients_show_it() -> None:
     assert problem.relative_error(x) > 1
     limit = largest_step("gt-dmsgd", network, 0.9)
     assert limit == pytest.approx(0.0340, abs=1e-4)
-    curvature = torch.linalg.eigvalsh(problem.quadratic.hessians.mean(0))[-1].item()
+    curvature = torch.linalg.eigvalsh(problem.hessians.mean(0))[-1].item()
     assert limit < 5e-4 * curvature
 
 

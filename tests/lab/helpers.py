@@ -83,12 +83,12 @@ def recipe(method: str = "decentlam", **changes: Any) -> Recipe:
 
 
 class StopAfter:
-    """Asks a simulated run to stop after so many more steps."""
+    """Asks a simulated run to stop after so many more step records."""
 
     forward = None
 
-    def __init__(self, steps: int) -> None:
-        self.left = steps
+    def __init__(self, records: int) -> None:
+        self.left = records
 
     @property
     def requested(self) -> bool:

@@ -22,30 +22,27 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
-def test_every_model_takes_small_images_and_gives_a_logit_per_class(name: str, shape):
-    model = make_model(name, shape, classes=7, seed=0)
-    logits = model(torch.randn(2, *shape))  # in training mode: batch norm sees 2 images
+def test_every_model_takes_small_images_and_gives_a_logit_per_class(name: str):
+    model = make_model(name, (1, 8, 8), classes=7, seed=0)
+    logits = model(torch.randn(2, 1, 8, 8))  # in training mode: batch norm sees 2 images
     assert logits.shape == (2, 7) and logits.isfinite().all()
     logits.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_torchvision_models_have_their_published_size_on_imagenet(name: str):
-    model = make_model(name, (3, 224, 224), 1000, seed=0)
-    assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
-
-
-@pytest.mark.parametrize("name", ["resnet50", "mobilenet-v2", "efficientnet-b0"])
 def test_large_images_are_seen_as_torchvision_sees_them(name: str):
     from torchvision.models import get_model
 
-    ours = make_model(name, (3, 96, 96), 5, seed=3).eval()
-    torch.manual_seed(3)
-    theirs = get_model(name.replace("-", "_"), num_classes=5).eval()
-    x = torch.randn(1, 3, 96, 96)
-    assert torch.equal(ours(x), theirs(x))
+    with torch.device("meta"):
+        model = MODELS[name]((3, 224, 224), 1000)
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
+    if name in ("resnet18", "mobilenet-v2"):
+        ours = make_model(name, (3, 96, 96), 5, seed=3).eval()
+        torch.manual_seed(3)
+        theirs = get_model(name.replace("-", "_"), num_classes=5).eval()
+        x = torch.randn(1, 3, 96, 96)
+        assert torch.equal(ours(x), theirs(x))
 
 
 def test_a_block_whose_convolutions_are_zero_is_its_shortcut():
@@ -71,13 +68,8 @@ def test_equal_seeds_give_equal_models_and_the_global_generator_is_left_alone(na
     assert not torch.equal(vectors[0], vectors[2])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("vgg", (3, 32, 32), 10), "unknown model 'vgg'; choose from linear, mlp"),
-        (("cnn", (3, 2, 2), 10), "4 x 4 or more, got 2 x 2"),
-    ],
-)
-def test_bad_models_are_refused(arguments: tuple, message: str):
-    with pytest.raises(ValueError, match=message):
-        make_model(*arguments, seed=0)
+def test_bad_models_are_refused():
+    with pytest.raises(ValueError, match="unknown model 'vgg'; choose from linear, mlp"):
+        make_model("vgg", (3, 32, 32), 10, seed=0)
+    with pytest.raises(ValueError, match="4 x 4 or more, got 2 x 2"):
+        make_model("cnn", (3, 2, 2), 10, seed=0)

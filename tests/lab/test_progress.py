@@ -1,22 +1,14 @@
-"""The progress line of long commands."""
+"""The line that says how far a long command is."""
 
 from __future__ import annotations
-
-import time
 
 from decentlam.lab.progress import Progress
 
 
-def test_the_line_tells_the_time_left_at_the_pace_so_far() -> None:
-    with Progress("sweep", 0) as progress:
-        begun = time.monotonic()
-        assert progress.line(begun + 30).startswith("sweep 30.0 s so far")
-        progress.update(3, 12, "dmsgd")
-        assert progress.line(begun + 30) == "sweep 3 of 12, about 1 min 30 s left  dmsgd"
-
-
-def test_a_resumed_run_counts_only_what_it_did_itself() -> None:
-    with Progress("step", 1000, done=900) as progress:
-        begun = time.monotonic()
-        progress.update(950, 1000, "")
-        assert progress.line(begun + 50) == "step 950 of 1,000, about 50.0 s left"
+def test_the_time_left_follows_the_pace_since_the_start(capsys):
+    progress = Progress("step", done=10)  # a resumed run
+    assert progress.line(10, 50, "dmsgd", 0.0) == "step 10 of 50  dmsgd"
+    assert progress.line(20, 50, "loss 2", 30.0) == "step 20 of 50, about 1 min 30 s left  loss 2"
+    progress.update(30, 50, "unsaid")
+    progress.update(50, 50, "done", now=True)
+    assert capsys.readouterr().err == "step 50 of 50  done\n"

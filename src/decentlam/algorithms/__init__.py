@@ -34,6 +34,7 @@ from decentlam.algorithms.pmsgd import PmSGD as PmSGD
 from decentlam.algorithms.qg_dmsgd import QGDmSGD as QGDmSGD
 from decentlam.algorithms.slowmo import SlowMo as SlowMo
 from decentlam.algorithms.steady import SteadyDecentLaM as SteadyDecentLaM
+from decentlam.errors import unknown
 from decentlam.topology import Topology
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -68,12 +69,12 @@ def make(algorithm: str | Algorithm, momentum: float | None = None, **hyper: Any
                 f"{algorithm!r} has its hyper-parameters already; pass {given} to its constructor"
             )
         return algorithm
-    names = ", ".join(sorted(ALGORITHMS))
     if not isinstance(algorithm, str):
+        names = ", ".join(ALGORITHMS)
         given = f"{algorithm!r}: call it" if isinstance(algorithm, type) else repr(algorithm)
         raise TypeError(f"algorithm must be an Algorithm or one of {names}; got {given}")
     if algorithm not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}; choose from {names}")
+        raise ValueError(unknown("algorithm", algorithm, sorted(ALGORITHMS)))
     constructor = ALGORITHMS[algorithm]
     kind: Any = getattr(constructor, "func", constructor)
     fields = [f.name for f in dataclasses.fields(kind)]

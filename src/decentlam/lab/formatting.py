@@ -52,6 +52,11 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
+def short(value: float) -> float:
+    """Return the value to six digits, which is enough for a curve."""
+    return float(f"{value:.6g}")
+
+
 def bytes_of(count: float) -> str:
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from decentlam.errors import unknown
 
 Shape = tuple[int, int, int]  # channels, height, width
 SMALL = 64  # images up to this height are CIFAR-like, and torchvision's models are adapted to them
@@ -90,44 +93,24 @@ def _convolution(before: int, width: int, stride: int = 1) -> tuple[nn.Module, n
     return nn.Conv2d(before, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width)
 
 
-def _resnet(name: str) -> Callable[[Shape, int], nn.Module]:
-    """Adapt torchvision's: small images begin as on CIFAR, 3 x 3, no stride and no max-pool."""
-
-    def build(shape: Shape, classes: int) -> nn.Module:
-        model = _torchvision(name, classes)
-        if shape[1] <= SMALL:
-            model.conv1 = _stem(model.conv1, shape[0], kernel=3, stride=1)
-            model.maxpool = nn.Identity()
-        elif shape[0] != 3:
-            model.conv1 = _stem(model.conv1, shape[0], kernel=7, stride=2)
-        return model
-
-    return build
-
-
-def _mobile(name: str) -> Callable[[Shape, int], nn.Module]:
-    """Adapt torchvision's: on small images the first convolution has no stride."""
-
-    def build(shape: Shape, classes: int) -> nn.Module:
-        model, stride = _torchvision(name, classes), 1 if shape[1] <= SMALL else 2
-        if (shape[0], stride) != (3, 2):
-            model.features[0][0] = _stem(model.features[0][0], shape[0], kernel=3, stride=stride)
-        return model
-
-    return build
-
-
-def _torchvision(name: str, classes: int) -> Any:
+def _torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
+    """Build torchvision's. Small images begin as on CIFAR: with a convolution of 3 x 3 without
+    stride, and without max-pool."""
     from torchvision.models import get_model
 
-    return get_model(name, weights=None, num_classes=classes)
-
-
-def _stem(old: nn.Conv2d, channels: int, kernel: int, stride: int) -> nn.Conv2d:
-    """Return a first convolution like the old one, drawn from the distribution torchvision uses."""
-    new = nn.Conv2d(channels, old.out_channels, kernel, stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
-    return new
+    model: Any = get_model(name, weights=None, num_classes=classes)
+    small, resnet = shape[1] <= SMALL, name.startswith("resnet")
+    if small or shape[0] != 3:
+        kernel, stride = 7 if resnet and not small else 3, 1 if small else 2
+        place, key = (model, "conv1") if resnet else (model.features[0], "0")
+        width = getattr(place, key).out_channels
+        stem = nn.Conv2d(shape[0], width, kernel, stride, padding=kernel // 2, bias=False)
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+        setattr(place, key, stem)
+    if small and resnet:
+        model.maxpool = nn.Identity()
+    found: nn.Module = model
+    return found
 
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -135,11 +118,11 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "resnet20": resnet20,
-    "resnet18": _resnet("resnet18"),
-    "resnet34": _resnet("resnet34"),
-    "resnet50": _resnet("resnet50"),
-    "mobilenet-v2": _mobile("mobilenet_v2"),
-    "efficientnet-b0": _mobile("efficientnet_b0"),
+    "resnet18": partial(_torchvision, "resnet18"),
+    "resnet34": partial(_torchvision, "resnet34"),
+    "resnet50": partial(_torchvision, "resnet50"),
+    "mobilenet-v2": partial(_torchvision, "mobilenet_v2"),
+    "efficientnet-b0": partial(_torchvision, "efficientnet_b0"),
 }
 
 
@@ -153,7 +136,7 @@ def make_model(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
 
     known = MODELS | GPTS
     if name not in known:
-        raise ValueError(f"unknown model {name!r}; choose from {', '.join(known)}")
+        raise ValueError(unknown("model", name, known))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs too
         return known[name](shape, classes)

@@ -1,4 +1,4 @@
-"""One style for every figure: a color, dash and marker per method, light grids, no global state."""
+"""One style for every figure: a color and dash per method, light grids, no global state."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 GREY = "#777777"
-GUIDE: dict[str, Any] = {"linestyle": ":", "linewidth": 1.8}  # what theory predicts
 
-# Paul Tol's "muted" colors, which color-blind readers can tell apart; dashes and markers help
-# where methods lie on one another, and in print.
-_STYLES: dict[str, tuple[str, str, Any, str]] = {
-    "pmsgd": ("PmSGD", "#000000", "-", "s"),
-    "pmsgd-lars": ("PmSGD + LARS", GREY, (0, (3, 2)), "P"),
-    "dsgd": ("DSGD", "#88CCEE", "-", "s"),
-    "dmsgd": ("DmSGD", "#CC6677", "-", "^"),
-    "da-dmsgd": ("DA-DmSGD", "#999933", (0, (5, 2)), "v"),
-    "awc-dmsgd": ("AWC-DmSGD", "#882255", (0, (5, 2)), "D"),
-    "slowmo": ("SlowMo", "#AA4499", (0, (1, 1)), "X"),
-    "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (2, 2)), "P"),
-    "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1)), ">"),
-    "gt-dmsgd": ("GT-DmSGD", "#DDAA33", (0, (5, 1, 1, 1)), "<"),
-    "decentlam": ("DecentLaM", "#332288", "-", "o"),
-    "decentlam-exact": ("DecentLaM (exact)", "#5599DD", (0, (3, 1, 1, 1)), "p"),
-    "decentlam-steady": ("DecentLaM (steady)", "#6655CC", (0, (4, 1)), "h"),
+# Paul Tol's "muted" colors, which color-blind readers can tell apart; dashes help where
+# methods lie on one another, and in print.
+_STYLES: dict[str, tuple[str, str, Any]] = {
+    "pmsgd": ("PmSGD", "#000000", "-"),
+    "pmsgd-lars": ("PmSGD + LARS", GREY, (0, (3, 2))),
+    "dsgd": ("DSGD", "#88CCEE", "-"),
+    "dmsgd": ("DmSGD", "#CC6677", "-"),
+    "da-dmsgd": ("DA-DmSGD", "#999933", (0, (5, 2))),
+    "awc-dmsgd": ("AWC-DmSGD", "#882255", (0, (5, 2))),
+    "slowmo": ("SlowMo", "#AA4499", (0, (1, 1))),
+    "qg-dmsgd": ("QG-DmSGD", "#44AA99", (0, (2, 2))),
+    "d2-dmsgd": ("D2-DmSGD", "#117733", (0, (5, 1, 1, 1))),
+    "gt-dmsgd": ("GT-DmSGD", "#DDAA33", (0, (5, 1, 1, 1))),
+    "decentlam": ("DecentLaM", "#332288", "-"),
+    "decentlam-exact": ("DecentLaM (exact)", "#5599DD", (0, (3, 1, 1, 1))),
+    "decentlam-steady": ("DecentLaM (steady)", "#6655CC", (0, (4, 1))),
 }
 
 
-def _style(method: str) -> tuple[str, str, Any, str]:
-    """Return label, color, dash and marker; somebody's own method is grey."""
-    return _STYLES.get(method, (method, GREY, "-", "o"))
+def _style(method: str) -> tuple[str, str, Any]:
+    """Return label, color and dash; somebody's own method is grey."""
+    return _STYLES.get(method, (method, GREY, "-"))
 
 
 def label(method: str) -> str:
@@ -48,19 +47,8 @@ def color(method: str) -> str:
 
 def line(method: str) -> dict[str, Any]:
     """Return the arguments of `plot` for a curve of the method."""
-    _, shade, dash, _ = _style(method)
+    _, shade, dash = _style(method)
     return {"color": shade, "linestyle": dash, "linewidth": 2.2 if method == "decentlam" else 1.5}
-
-
-def points(method: str) -> dict[str, Any]:
-    """Return the arguments of `plot` for measurements of the method."""
-    _, shade, _, marker = _style(method)
-    return {"color": shade, "linestyle": "none", "marker": marker, "markersize": 5}
-
-
-def both(method: str) -> dict[str, Any]:
-    """Return the arguments of `plot` for a curve with its measurements, as in a legend."""
-    return points(method) | line(method)
 
 
 def plain_ticks(ax: Axes, values: Sequence[float]) -> None:

@@ -1,9 +1,8 @@
-"""The paper's learning-rate schedules: factors of the epoch, applied at every step.
+"""The paper's learning-rate schedules: factors of lr, which is already scaled to the batch.
 
-The rate is lr times the factor, lr being already scaled to the batch. Warm-up is a line from
-`warmup_from` to 1. On CIFAR-10 the paper warms up from 0.1, the rate before scaling (appendix,
-"More Experimental Details"); on ImageNet it follows Goyal et al. (2017), who start there too: that
-is `warmup_from=unscaled(batch)`.
+Warm-up is a line from `warmup_from` to 1. On CIFAR-10 the paper warms up from 0.1, the rate before
+scaling (appendix, "More Experimental Details"); on ImageNet it follows Goyal et al. (2017), who
+start there too: that is `warmup_from=unscaled(batch)`.
 """
 
 from __future__ import annotations
@@ -11,56 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-Factor = Callable[[float], float]  # of the epoch; 1 is the full learning rate
-
-
-def steps(*milestones: float, gamma: float = 0.1) -> Factor:
-    """Multiply by `gamma` from each milestone on."""
-    return lambda epoch: gamma ** sum(epoch >= milestone for milestone in milestones)
-
-
-def half_cosine(first: float, last: float) -> Factor:
-    """Fall from 1 at epoch `first` to 0 at epoch `last`, along half a cosine wave."""
-
-    def factor(epoch: float) -> float:
-        done = (epoch - first) / (last - first)
-        return (1 + math.cos(math.pi * min(max(done, 0.0), 1.0))) / 2
-
-    return factor
-
-
-def warmed_up(epochs: float, start: float, then: Factor) -> Factor:
-    """Go on a line from `start` to what `then` is after `epochs` epochs; from there on, `then`."""
-
-    def factor(epoch: float) -> float:
-        if epoch >= epochs:
-            return then(epoch)
-        return start + (then(epochs) - start) * epoch / epochs
-
-    return factor
-
-
-# Of a run of `epochs`: how long it warms up unless told otherwise, and what comes then. Milestones
-# and warm-up keep their place in proportion to the paper's number of epochs.
-SCHEDULES: dict[str, tuple[float, Callable[[float, float], Factor]]] = {
-    # 1 all the way.
-    "constant": (0.0, lambda epochs, warmup: steps()),
-    # Half a cosine wave from the end of the warm-up to the last epoch.
-    "cosine": (0.0, lambda epochs, warmup: half_cosine(warmup, epochs)),
-    # ImageNet with batches of up to 8K: 5 warm-up epochs of 90, a tenth at 30, 60 and 80.
-    "imagenet-step": (5 / 90, lambda epochs, _: _milestones(epochs, 90, 30, 60, 80)),
-    # ImageNet with batches over 8K: 20 warm-up epochs of 120, half a cosine wave in the rest.
-    "imagenet-cosine": (20 / 120, lambda epochs, warmup: half_cosine(warmup, epochs)),
-    # CIFAR-10: 5 warm-up epochs of 200, a tenth at 100 and 150.
-    "cifar-step": (5 / 200, lambda epochs, _: _milestones(epochs, 200, 100, 150)),
-    # The 1x schedule of detectors: 12 epochs, a tenth at 8 and 11. Warm-up takes one: the usual
-    # 500 steps, on COCO with batches of 256.
-    "detection-1x": (1 / 12, lambda epochs, _: _milestones(epochs, 12, 8, 11)),
+# Epochs of the whole run and of its warm-up, and the epochs from which on the rate is a tenth; None
+# is half a cosine wave from the end of the warm-up to 0. All keep their place in proportion.
+SCHEDULES: dict[str, tuple[int, int, tuple[int, ...] | None]] = {
+    "constant": (1, 0, ()),
+    "cosine": (1, 0, None),
+    "imagenet-step": (90, 5, (30, 60, 80)),  # ImageNet with batches of up to 8K
+    "imagenet-cosine": (120, 20, None),  # with larger ones
+    "cifar-step": (200, 5, (100, 150)),
+    "detection-1x": (12, 1, (8, 11)),  # one epoch of COCO with batches of 256: the usual 500 steps
 }
-
-
-def _milestones(epochs: float, usual: int, *milestones: int) -> Factor:
-    return steps(*(epochs * milestone / usual for milestone in milestones))
 
 
 def factor(
@@ -89,10 +48,22 @@ def factor(
         raise ValueError(f"warm-up takes from 0 to less than all {epochs} epochs: {warmup_epochs}")
     if not 0 <= warmup_from <= 1:
         raise ValueError(f"warm-up starts from 0 to 1 times the rate, got {warmup_from}")
-    usual, then = SCHEDULES[name]
-    warmup = epochs * usual if warmup_epochs is None else warmup_epochs
-    of_epoch = warmed_up(warmup, warmup_from, then(epochs, warmup))
-    return lambda step: of_epoch(step / steps_per_epoch)
+    usual, usual_warmup, milestones = SCHEDULES[name]
+    warmup = epochs * usual_warmup / usual if warmup_epochs is None else warmup_epochs
+
+    def rate(step: int) -> float:
+        epoch = step / steps_per_epoch
+        if epoch < warmup:
+            return warmup_from + (warm - warmup_from) * epoch / warmup
+        return after_warmup(epoch)
+
+    def after_warmup(epoch: float) -> float:
+        if milestones is None:
+            return (1 + math.cos(math.pi * min(1.0, (epoch - warmup) / (epochs - warmup)))) / 2
+        return 0.1 ** sum(epoch >= epochs * milestone / usual for milestone in milestones)
+
+    warm = after_warmup(warmup)
+    return rate
 
 
 def paper_schedule(batch: int) -> str:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
-from decentlam.lab.values import Record, explained, plain, show
+from decentlam.lab.values import Record, explained, plain, table_text
 
 
 class Commands(TyperGroup):
     """A command group that prints errors of the user in one line, without a traceback."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command = super().get_command(ctx, cmd_name)
-        if command is None:
-            raise ValueError(unknown("command", cmd_name, self.list_commands(ctx)))
-        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -103,28 +94,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Any:
         return Annotated[list[str] | None, typer.Option(*names, metavar="NAME=VALUE", help=about)]
     if choices:
         about += f" One of {', '.join(choices)}."
-    check = one_of(choices) if choices else None
-    option = typer.Option(*names, help=about, show_default=False, callback=check)
-    return Annotated[hint | None, option]
-
-
-def unknown(kind: str, value: str, names: Sequence[str]) -> str:
-    """Return the error for a name that does not exist, with the nearest one and all valid ones."""
-    near = difflib.get_close_matches(value, names, 1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {kind} {value!r}; {meant}choose from {', '.join(names)}"
-
-
-def one_of(names: Sequence[str]) -> Callable[..., Any]:
-    """Return a callback that refuses any other value of an option, or of an argument."""
-
-    def check(param: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and value not in names:
-            kind = str(param.metavar or param.name).lower()
-            raise ValueError(unknown(kind, value, names))
-        return value
-
-    return check
+    return Annotated[hint | None, typer.Option(*names, help=about, show_default=False)]
 
 
 def print_json(value: Any) -> None:
@@ -132,22 +102,4 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Record]) -> None:
-    """Print the rows as a table; numbers to the right."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for key in rows[0]:
-        number = all(isinstance(row[key], int | float | None) for row in rows)
-        table.add_column(key.replace("_", " "), justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*(show(value) for value in row.values()))
-    console().print(table)
-
-
-def console() -> Console:
-    """Return standard output; when it is not a terminal, wide enough that no cell is cut."""
-    out = Console(highlight=False, markup=False)
-    return out if out.is_terminal else Console(highlight=False, markup=False, width=160)
-
-
-def say_loading(what: str) -> None:
-    """Say at once that something will come, before what takes seconds to import."""
-    typer.echo(f"decentlam: loading {what}", err=True)
+    typer.echo(table_text(rows), nl=False)

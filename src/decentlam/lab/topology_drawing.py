@@ -15,27 +15,22 @@ _INK, _NODE, _EDGE = "#332288", "#E8F0FA", "#88AACC"
 
 
 def draw(topology: Topology, steps: int | None = None) -> Figure:
-    """Return a figure with a panel for each of the first `steps` steps; by default one period, at
-    most four."""
+    """Return a figure with a panel for each of the first `steps` steps, or of one period; at most
+    four."""
     if topology.num_nodes > LARGEST:
         raise ValueError(
             f"a drawing shows up to {LARGEST} nodes, got {topology.num_nodes}; leave it away"
         )
-    count = min(topology.period or 4, 4) if steps is None else steps
-    if not 1 <= count <= 16:
-        raise ValueError(f"a drawing shows from 1 to 16 steps, got {count}; try 4")
+    count = min(steps or topology.period or 4, 4)
     places = positions(topology)
     low, high = places.min(0) - 0.3, places.max(0) + 0.3
-    columns, rows = min(count, 4), -(-count // 4)
     width, height = (high - low) * (2.2 if count == 1 else 1.4)
-    size = max(3.6, columns * width), rows * (height + 0.3) + 0.5
-    figure = Figure(figsize=size, layout="constrained")
-    for step, ax in enumerate(figure.subplots(rows, columns, squeeze=False).flatten()):
+    figure = Figure(figsize=(max(3.6, count * width), height + 0.8), layout="constrained")
+    for step, ax in enumerate(figure.subplots(1, count, squeeze=False).flatten()):
         ax.set_axis_off()
         ax.set(aspect="equal", xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        if step < count:
-            _draw_step(ax, topology, step, places)
-            ax.set_title(f"step {step}" if count > 1 else "", fontsize=10)
+        _draw_step(ax, topology, step, places)
+        ax.set_title(f"step {step}" if count > 1 else "", fontsize=10)
     figure.suptitle(f"{topology!r}: $\\rho$ = {topology.rho:.3f}", fontsize=11)
     return figure
 

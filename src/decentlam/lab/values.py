@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from decentlam.errors import CheckpointError, ExchangeError, LaunchError
@@ -32,11 +33,40 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def read_records(file: Path, notes: list[str]) -> list[Record]:
+    """Return the records in the lines of a file; what is none is left out, with a note."""
+    records = []
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    for at, line in enumerate(text.split("\n"), 1):
+        try:
+            record = parse_json(line) if line.strip() else None
+        except ValueError:
+            record = line
+        if isinstance(record, dict):
+            records.append(record)
+        elif record is not None:
+            notes.append(f"line {at} of {file.name} is not a record and was left out")
+    return records
+
+
 def show(value: Any) -> str:
     """Return a table cell: four significant digits; a dash where there is nothing to say."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def table_text(rows: Sequence[Record]) -> str:
+    """Return the rows, which have the same keys, as an aligned table in Markdown."""
+    cells = [[show(value).replace("|", "/") for value in row.values()] for row in rows]
+    columns = zip([key.replace("_", " ") for key in rows[0]], *cells, strict=True)
+    lines = zip(*(_column(*column) for column in columns), strict=True)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _column(head: str, *cells: str) -> list[str]:
+    width = max(map(len, (head, *cells)))
+    return [head.ljust(width), "-" * width, *(cell.ljust(width) for cell in cells)]
 
 
 def explained(error: BaseException | None) -> str | None:

@@ -13,24 +13,15 @@ import decentlam
 
 
 def versions(**more: str) -> dict[str, str | None]:
+    """Return them, with the commit if this source tree is a git checkout of decentlam."""
+    here = Path(__file__)
+    command = f"git ls-files --error-unmatch {here.name} && git rev-parse HEAD"
+    found = subprocess.run(["sh", "-c", command], cwd=here.parent, capture_output=True, text=True)
     return {
         "decentlam": decentlam.__version__,
-        "commit": commit(),
+        "commit": None if found.returncode else found.stdout.split()[-1],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         **more,
     }
-
-
-def commit() -> str | None:
-    """Return the commit of this source tree, if it is a git checkout of decentlam."""
-    here = Path(__file__)
-    command = f"git ls-files --error-unmatch {here.name} >&2 && git rev-parse HEAD"
-    try:
-        found = subprocess.run(
-            ["sh", "-c", command], cwd=here.parent, capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() if found.returncode == 0 else None

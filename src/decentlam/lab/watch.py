@@ -1,8 +1,9 @@
-"""A run while it trains: its page, served on this machine, or a table in the terminal."""
+"""A run while it trains: its page, served on this machine, or a line per node in the terminal."""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,18 +11,13 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from typing import Any, TextIO
 
 from decentlam.lab.report import page
 from decentlam.lab.report.content import content
-from decentlam.lab.report.nodes import Nodes, now, of_this_run
+from decentlam.lab.report.nodes import Nodes
 from decentlam.lab.report.runs import UNFINISHED, read
-from decentlam.lab.values import Record, plain
+from decentlam.lab.values import Record, plain, table_text
 
 EVERY_SECONDS = 2.0
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -118,37 +114,35 @@ def serving(directory: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator
         server.server_close()
 
 
-def show_in_terminal(directory: Path, console: Console) -> None:
-    """Show a line per node, the latest first, until the run ends or Ctrl-C."""
-    nodes, live = Nodes(directory), True
-    with Live(console=console, auto_refresh=False) as screen:
-        while live:
-            try:
-                run = read(directory)
-                state = now(of_this_run(nodes.follow(), run.info), run.info)
-            except (OSError, ValueError) as error:
-                screen.update(Text(str(error)), refresh=True)
-            else:
-                ended = state and all(row["state"] == "ended" for row in state["nodes"])
-                live = run.status == UNFINISHED and not ended
-                nothing = Text("Nothing is written yet." if live else "Nothing was written.")
-                screen.update(_table(state) if state else nothing, refresh=True)
-            if live:
-                time.sleep(EVERY_SECONDS)
+def show_in_terminal(directory: Path, out: TextIO = sys.stdout) -> None:
+    """Print a line per node, the latest first, until the run ends or Ctrl-C."""
+    source = Source(directory)
+    while True:
+        values = source.values()
+        if out.isatty():
+            out.write("\x1b[H\x1b[J")  # in place of what was shown before
+        print(_text(values), file=out, flush=True)
+        if not values["live"]:
+            return
+        time.sleep(EVERY_SECONDS)
 
 
-def _table(state: Record) -> Group:
-    table = Table(box=None, pad_edge=False)
-    for head in ("node", "state", "late", "step", "loss", "a step", "waiting"):
-        table.add_column(head, justify="left" if head in ("node", "state") else "right")
-    for row in state["nodes"]:
-        loss = "-" if row["loss"] is None else f"{row['loss']:.4g}"
-        waiting = row["split"][-1] / (sum(row["split"]) or 1.0)
-        table.add_row(
-            *(row["name"], row["state"], f"{row['late']:+.0%}", f"{row['step']:,}", loss),
-            *(row["whole"], f"{waiting:.0%}"),
-            style="red" if row["state"] == "lost" else None,
-        )
-    numbers = [Text(f"{what} {value}  {more}".rstrip()) for what, value, more in state["numbers"]]
-    warnings = [Text(text, style="yellow") for text in state["warnings"]]
-    return Group(*numbers, Text(), table, *warnings)
+def _text(values: Record) -> str:
+    state = values["now"]
+    if state is None:
+        return "Nothing is written yet." if values["live"] else "Nothing was written."
+    rows = [
+        {
+            "node": row["name"],
+            "state": row["state"],
+            "late": f"{row['late']:+.0%}",
+            "step": row["step"],
+            "loss": row["loss"],
+            "a step": row["whole"],
+            "waiting": f"{row['split'][-1] / (sum(row['split']) or 1.0):.0%}",
+        }
+        for row in state["nodes"]
+    ]
+    numbers = [f"{what} {value}  {more}".rstrip() for what, value, more in state["numbers"]]
+    text = "\n".join([*numbers, "", table_text(rows), *state["warnings"]])
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decentlam.lab.studies import regression
-from decentlam.lab.studies.study import plain
+from decentlam.lab.values import plain
 from tests.lab.commands.running import PNG, run_json
 
 
@@ -23,7 +23,7 @@ def test_reproduce_writes_recipe_records_table_and_figures_and_prints_only_json(
     assert {"torch", "numpy", "decentlam", "commit"} <= described["versions"].keys()
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert records == plain(regression.run(regression.recipe(seed=2, quick=True)))
-    assert "| dsgd |" in (tmp_path / "table.md").read_text()
+    assert "| dsgd " in (tmp_path / "table.md").read_text()
     for name in ("methods", "figure3"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
         assert (tmp_path / f"{name}.svg").stat().st_size > 0

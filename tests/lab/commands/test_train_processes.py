@@ -57,7 +57,7 @@ def test_being_stopped_keeps_a_checkpoint_of_the_last_step(how: str, tmp_path: P
             os.killpg(process.pid, 0)
             time.sleep(0.1)
     assert process.returncode == 130, errors
-    assert "stopping after this step" in errors and "Traceback" not in errors
+    assert "stopping with the next step record" in errors and "Traceback" not in errors
     assert f"decentlam train --resume --out {directory}" in errors
     last = records(directory)[-1]
     assert last["status"] == "interrupted" and last["step"] > 0

@@ -32,9 +32,7 @@ def in_memory(count: int = 40, classes: int = 4) -> InMemory:
     images = torch.from_numpy(random_images(count, 3, 8, 8))
     labels = torch.arange(count) % classes
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    return InMemory(
-        "made", classes, images, labels, images[:9], labels[:9], mean, std, crop_and_flip
-    )
+    return InMemory(classes, images, labels, images[:9], labels[:9], mean, std, crop_and_flip)
 
 
 def plain(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

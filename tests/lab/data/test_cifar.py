@@ -83,10 +83,10 @@ def test_missing_or_odd_cifar_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"there is none in .*cifar-100-python\.tar\.gz"):
         load("cifar100", tmp_path)
     write_tree(tmp_path / "few", 9)
-    with pytest.raises(ValueError, match="has 9 folders; cifar10 has 10 classes"):
+    with pytest.raises(ValueError, match="has 9 classes of 32 x 32 pixels; cifar10 has 10"):
         load("cifar10", tmp_path / "few")
     write_tree(tmp_path / "small", 10, size=28)
-    with pytest.raises(ValueError, match="is 28 x 28, not 32 x 32"):
+    with pytest.raises(ValueError, match="has 10 classes of 28 x 28 pixels"):
         load("cifar10", tmp_path / "small")
     with pytest.raises(ValueError, match="unknown data 'svhn'; choose from digits"):
         load("svhn")

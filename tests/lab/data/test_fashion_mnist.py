@@ -52,25 +52,20 @@ def pack(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)  # gzip would put the time into the name of the test
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_idx_files_are_read_compressed_or_not(tmp_path: Path, ending: str):
-    content = idx((2, 3, 4))
-    (tmp_path / f"values{ending}").write_bytes(pack(content) if ending else content)
-    found = read_idx(tmp_path, "values", (2, 3, 4))
-    assert torch.equal(found, torch.arange(24).byte().view(2, 3, 4))
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pack(idx((2, 3)))[:-12], "cannot be decompressed"),
-        (b"<html>not found</html>", "cannot be decompressed"),
+        (pack(idx((2, 3)))[:-12], "cannot be read"),
+        (b"<html>not found</html>", "cannot be read"),
         (pack(idx((2, 3), kind=13)), "is not an idx file of"),
         (pack(idx((3, 3))), "is not an idx file of"),
         (pack(idx((2, 3))[:-1]), "is not an idx file of"),
     ],
 )
 def test_wrong_or_truncated_idx_files_are_refused(tmp_path: Path, content: bytes, message: str):
-    (tmp_path / "values.gz").write_bytes(content)
+    file = tmp_path / "values.gz"
+    file.write_bytes(pack(idx((2, 3))))
+    assert torch.equal(read_idx(file, (2, 3)), torch.arange(6).byte().view(2, 3))
+    file.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read_idx(tmp_path, "values", (2, 3))
+        read_idx(file, (2, 3))

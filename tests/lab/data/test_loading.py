@@ -19,7 +19,7 @@ from tests.lab.data.images import WORKERS, forks, in_memory, write_image_folder
 def test_loaded_is_the_batch_of_each_node():
     data = in_memory()
     batches = Batches(split(data.labels, 3, "iid", seed=0), 4, seed=0)
-    steps = list(load_batches(data, batches, [2, 0], 5, 8))
+    steps = list(load_batches(data, batches, [2, 0], range(5, 8)))
     assert len(steps) == 3
     for step, of_nodes in enumerate(steps, start=5):
         assert len(of_nodes) == 2
@@ -28,9 +28,9 @@ def test_loaded_is_the_batch_of_each_node():
             expected = data.train_batch(indices, batches.generator(step, node))
             assert inputs.shape == (4, 3, 8, 8) and torch.equal(inputs, expected[0])
             assert torch.equal(labels, data.labels[indices])
-    ((alone, _),), *_ = load_batches(data, batches, [0], 5, 6)
+    ((alone, _),), *_ = load_batches(data, batches, [0], range(5, 6))
     assert torch.equal(alone, steps[0][1][0])
-    assert list(load_batches(data, batches, [0], 5, 5)) == []
+    assert list(load_batches(data, batches, [0], range(5, 5))) == []
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def test_workers_give_the_same_values_and_leave_the_global_generator_alone(
     data = in_memory() if kind == "in memory" else load("imagenet", image_folder)
     batches = Batches(split(data.labels, 2, "iid", seed=0), 3, seed=0)
     before = torch.get_rng_state()
-    here = list(load_batches(data, batches, [0, 1], 2, 6))
-    ahead = list(load_batches(data, batches, [0, 1], 2, 6, workers=WORKERS))
+    here = list(load_batches(data, batches, [0, 1], range(2, 6)))
+    ahead = list(load_batches(data, batches, [0, 1], range(2, 6), workers=WORKERS))
     assert torch.equal(torch.get_rng_state(), before)
     assert len(here) == len(ahead) == 4
     for one, other in zip(here, ahead, strict=True):
@@ -67,7 +67,7 @@ def assert_no_workers() -> None:
 def test_workers_stop_with_the_loader(how: str):
     data = in_memory()
     batches = Batches(split(data.labels, 2, "iid", seed=0), 3, seed=0)
-    steps = load_batches(data, batches, [0], 0, 5, workers=WORKERS)
+    steps = load_batches(data, batches, [0], range(5), workers=WORKERS)
     next(steps)
     assert len(multiprocessing.active_children()) == WORKERS
     if how == "closed":
@@ -87,7 +87,7 @@ def test_a_failure_in_a_worker_reaches_the_training_and_stops_the_workers(tmp_pa
         (tmp_path / part / "n01" / "broken.png").write_bytes(b"no image")
     batches = Batches([torch.arange(1)], 1, seed=0)
     with pytest.raises(ValueError, match=r"broken\.png is not an image"):
-        next(load_batches(load("imagenet", tmp_path), batches, [0], 0, 5, workers=1))
+        next(load_batches(load("imagenet", tmp_path), batches, [0], range(5), workers=1))
     assert_no_workers()
 
 

@@ -16,8 +16,7 @@ HOWS = ["iid", "label-sorted", "label-sorted:1", "label-sorted:3", "dirichlet:0.
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("nodes", [1, 2, 7, 16])
-@pytest.mark.parametrize("count", [48, 101, 1000])
+@pytest.mark.parametrize(("count", "nodes"), [(48, 1), (48, 16), (101, 7)])
 def test_every_sample_is_in_exactly_one_shard(count: int, nodes: int, how: str):
     for seed in range(5):
         labels = torch.randint(10, (count,), generator=seeded(seed))
@@ -66,18 +65,10 @@ def test_nodes_that_drew_nothing_are_given_a_sample_each():
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("sorted", "unknown way to shard 'sorted'; choose from iid, label-sorted"),
-        ("iid:2", "unknown way to shard 'iid:2'"),
-        ("label-sorted:0", "K must be a whole number of 1 or more, as in label-sorted:2"),
-        ("label-sorted:1.5", "K must be a whole number"),
-        ("dirichlet", "ALPHA must be from 0.001 to 1000000, as in dirichlet:0.1"),
-        ("dirichlet:nan", "ALPHA must be"),
-    ],
+    "how", ["sorted", "iid:2", "label-sorted:0", "label-sorted:1.5", "dirichlet", "dirichlet:nan"]
 )
-def test_unknown_ways_to_shard_are_refused(how: str, message: str):
-    with pytest.raises(ValueError, match=message):
+def test_unknown_ways_to_shard_are_refused(how: str):
+    with pytest.raises(ValueError, match=f"unknown way to shard '{how}'; choose from iid, label-"):
         split(torch.arange(100), 4, how, seed=0)
 
 

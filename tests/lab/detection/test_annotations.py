@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from decentlam.lab.detection import load_boxes
-from decentlam.lab.detection.shapes import draw_shapes
-from tests.lab.detection.boxes import coco_content, write_coco, write_voc
+from tests.lab.detection.boxes import coco_content, draw_shapes, write_coco, write_voc
 
 
 def test_voc_is_read_as_published(tmp_path: Path):
@@ -50,8 +49,8 @@ def test_difficult_objects_and_crowds_are_kept_apart(tmp_path: Path):
     file.write_text(file.read_text().replace("<difficult>0", "<difficult>1", 1))
     data = load_boxes("voc", tmp_path, 32)
     assert data.train[0].ignored.tolist() == [True, False]
-    batch = data.train_batch(torch.tensor([0]), torch.Generator().manual_seed(0))
-    assert batch.targets[0]["labels"].tolist() == [12]  # what is difficult is not learned
+    _, targets, _ = data.train_batch(torch.tensor([0]), torch.Generator().manual_seed(0))
+    assert targets[0]["labels"].tolist() == [12]  # what is difficult is not learned
     crowded = load_boxes("coco", write_coco(tmp_path / "coco"), 32).train[0]
     assert crowded.ignored.tolist() == [False, False, True]
 
@@ -62,7 +61,6 @@ def test_coco_is_read_as_published(tmp_path: Path):
     assert data.names == {1: "person", 18: "dog"} and data.classes == 19
     assert full.boxes.tolist() == [[1, 2, 11, 10.5], [12, 4, 32, 24], [0, 0, 40, 32]]
     assert full.areas.tolist() == [50, 51, 52] and len(empty.boxes) == 0
-    assert data.shared == 0
     for part in ("train2017", "val2017"):  # images/PART, as many tools have it
         (tmp_path / "images").mkdir(exist_ok=True)
         (tmp_path / part).rename(tmp_path / "images" / part)
@@ -100,67 +98,45 @@ def content(file: str, text: str) -> Callable[[Path], int]:
     return lambda root: (root / file).write_text(text)
 
 
-VOC, LIST = "VOCdevkit/VOC2012", "VOCdevkit/VOC2012/ImageSets/Main/train.txt"
-
-
-XML = f"{VOC}/Annotations/a.xml"
-
-
-OBJECT = "a.xml: object 1 (person)"
-
-
-BAD_VOC = {
-    "no number": (in_voc("<xmin>2<", "<xmin>two<"), f"{OBJECT} has xmin 'two', not a number"),
+VOC = "VOCdevkit/VOC2012"
+XML, JSON = f"{VOC}/Annotations/a.xml", "annotations/instances_train2017.json"
+BAD: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "no number": ("voc", in_voc("<xmin>2<", "<xmin>two<"), "not of VOC's form: could not convert"),
     "unknown class": (
-        in_voc(">dog<", ">unicorn<"),
+        *("voc", in_voc(">dog<", ">unicorn<")),
         "a.xml: object 2 (unicorn) is of an unknown class; known are aeroplane, bicycle",
     ),
-    "another size": (in_voc("<width>40<", "<width>50<"), "a.jpg is 40 x 32 pixels, but "),
-    "not xml": (content(XML, "<annotation>"), "a.xml is not XML: no element found"),
-    "no annotation": (without(XML), "there is no annotation "),
-    "no image": (without(f"{VOC}/JPEGImages/a.jpg"), "a.jpg, which does not exist"),
-    "no jpeg": (content(f"{VOC}/JPEGImages/a.jpg", "?"), "a.jpg is not an image that can be read"),
-    "twice": (content(LIST, "a\nb\na\n"), "train.txt names an image twice"),
+    "another size": ("voc", in_voc("<width>40<", "<width>50<"), "a.jpg is 40 x 32 pixels, but "),
+    "not xml": ("voc", content(XML, "<annotation>"), "a.xml is not of VOC's form: no element"),
+    "no annotation": ("voc", without(XML), "there is no annotation "),
+    "no image": ("voc", without(f"{VOC}/JPEGImages/a.jpg"), "a.jpg, which does not exist"),
+    "no jpeg": ("voc", content(f"{VOC}/JPEGImages/a.jpg", "?"), "is not an image that can be read"),
+    "twice": ("voc", content(f"{VOC}/ImageSets/Main/train.txt", "a\na\n"), "names an image twice"),
+    "not json": ("coco", content(JSON, "{"), "instances_train2017.json is not of COCO's form"),
+    "no list": ("coco", content(JSON, '{"images": []}'), "KeyError: 'categories'"),
+    "no bbox": (
+        "coco",
+        in_coco(bbox=None),
+        "TypeError: 'NoneType' object is not iterable, in {",
+    ),
+    "unknown category": ("coco", in_coco(category_id=5), "KeyError: 5, in {'id': 10"),
+    "unknown image": ("coco", in_coco(image_id=9), "KeyError: 9, in {'id': 10"),
+    "missing file": ("coco", in_coco(of="images", file_name="z.jpg"), "z.jpg, which does not"),
+    "other width": ("coco", in_coco(of="images", width=41), "is 40 x 32 pixels, but "),
+    "other names": ("coco", in_coco(of="categories", name="cat"), "have different categories"),
+    "no files": ("coco", without(JSON), "should have instances_train2017.json and instances_val"),
 }
 
 
-JSON = "annotations/instances_train2017.json"
-
-
-ENTRY = "instances_train2017.json: annotation 10"
-
-
-BAD_COCO = {
-    "not json": (content(JSON, "{"), "instances_train2017.json is not of COCO's form"),
-    "no list": (content(JSON, '{"images": []}'), "KeyError: 'categories'"),
-    "no bbox": (in_coco(bbox=None), f"{ENTRY} (person) has the bbox None"),
-    "unknown category": (in_coco(category_id=5), f"{ENTRY} is of an unknown category, 5"),
-    "unknown image": (in_coco(image_id=9), "an annotation is of image 9, which is not listed"),
-    "missing file": (in_coco(of="images", file_name="z.jpg"), "z.jpg, which does not exist"),
-    "another size": (in_coco(of="images", width=41), "is 40 x 32 pixels, but "),
-    "other categories": (in_coco(of="categories", name="cat"), "have different categories"),
-    "no files": (without(JSON), "should have instances_train2017.json and instances_val2017.json"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_VOC)
-def test_bad_voc_annotations_are_refused_by_name(case: str, tmp_path: Path):
-    write_voc(tmp_path)
-    refused("voc", tmp_path, *BAD_VOC[case])
-
-
-@pytest.mark.parametrize("case", BAD_COCO)
-def test_bad_coco_annotations_are_refused_by_name(case: str, tmp_path: Path):
-    refused("coco", write_coco(tmp_path), *BAD_COCO[case])
-
-
-def refused(name: str, root: Path, spoil: Callable[[Path], Any], words: str) -> None:
-    load_boxes(name, root, 32)
-    spoil(root)
+@pytest.mark.parametrize("case", BAD)
+def test_bad_annotations_are_refused_by_name(case: str, tmp_path: Path):
+    name, spoil, words = BAD[case]
+    (write_voc if name == "voc" else write_coco)(tmp_path)
+    spoil(tmp_path)
     with pytest.raises(ValueError) as caught:
-        load_boxes(name, root, 32)
+        load_boxes(name, tmp_path, 32)
     assert words in str(caught.value)
-    assert str(root) in str(caught.value)  # the file, with its folder
+    assert str(tmp_path) in str(caught.value)  # the file, with its folder
 
 
 @pytest.mark.parametrize(
@@ -177,7 +153,7 @@ def test_bad_boxes_are_left_out_and_named(corner: str, words: str, tmp_path: Pat
     in_voc(f"<{name}>{20 if name == 'xmax' else 2}<", f"<{corner}<")(tmp_path)
     data = load_boxes("voc", tmp_path, 32)
     (skipped,) = data.skipped
-    assert skipped.endswith(f"{OBJECT} {words}") and str(tmp_path) in skipped
+    assert skipped.endswith(f"a.xml: object 1 (person) {words}") and str(tmp_path) in skipped
     assert data.train[0].boxes.tolist() == [[21, 4, 40, 32]]
 
 

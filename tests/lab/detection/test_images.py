@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from decentlam.lab.detection import load_boxes
-from decentlam.lab.detection.shapes import annotation, draw_shapes
-from tests.lab.detection.boxes import write_image, write_voc
+from tests.lab.detection.boxes import annotation, draw_shapes, write_image, write_voc
 
 
 def test_images_are_resized_and_flipped_with_their_boxes(tmp_path: Path):
@@ -18,9 +17,9 @@ def test_images_are_resized_and_flipped_with_their_boxes(tmp_path: Path):
     seen = set()
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
-        batch = data.train_batch(torch.tensor([0, 4]), generator)
-        assert [tuple(image.shape) for image in batch.images] == [(3, 24, 32), (3, 32, 24)]
-        for at, image, target in zip((0, 4), batch.images, batch.targets, strict=True):
+        images, targets, _ = data.train_batch(torch.tensor([0, 4]), generator)
+        assert [tuple(image.shape) for image in images] == [(3, 24, 32), (3, 32, 24)]
+        for at, image, target in zip((0, 4), images, targets, strict=True):
             whole = data.pixels(data.train[at]).float() / 255
             boxes = data.train[at].boxes / 2
             mirrored = not torch.equal(image, whole)
@@ -45,8 +44,7 @@ def test_long_images_are_bounded_and_small_ones_grow(tmp_path: Path):
 
 def test_test_batches_are_all_images_once_in_order(tmp_path: Path):
     data = load_boxes("voc", draw_shapes(tmp_path, train=2, test=21), 32)
-    batches = list(data.test_batches())
-    assert [k for batch in batches for k in batch.indices] == list(range(21))
-    for batch in batches:
-        for image, k, scale in zip(batch.images, batch.indices, batch.scales, strict=True):
-            assert image.shape[2] == pytest.approx(scale[0] * data.test[k].width)
+    tested = [one for batch in data.test_batches() for one in batch]
+    assert [k for k, _, _ in tested] == list(range(21))
+    for k, image, scale in tested:
+        assert image.shape[2] == pytest.approx(scale[0] * data.test[k].width)

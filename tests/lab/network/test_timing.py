@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import shutil
-import sys
 from typing import Any
 
 import pytest
@@ -34,24 +31,8 @@ def test_fewer_than_two_nodes_are_refused() -> None:
         measure(Benchmark(), 1, None)
 
 
-def _measure_as_nobody(pipe: Any) -> None:
-    if os.geteuid() == 0:
-        os.setuid(65534)
-    try:
-        measure(Benchmark(), 2, "1Gbit")
-    except ValueError as refused:
-        pipe.send(str(refused))
-
-
 @pytest.mark.system
-def test_without_root_the_reason_and_the_way_out_are_named() -> None:
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_as_nobody, args=(theirs,))
-    process.start()
-    theirs.close()
-    text = ours.recv()
-    process.join()
-    assert "no emulated network: " in text and "--loopback" in text
-    if sys.platform.startswith("linux") and shutil.which("ip") and shutil.which("tc"):
-        assert "network namespaces need root" in text
+def test_without_root_the_reason_and_the_way_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(ValueError, match=r"no emulated network: .*--loopback"):
+        measure(Benchmark(), 2, "1Gbit")

@@ -98,9 +98,9 @@ def test_the_legend_hides_and_shows_a_line(opened):
 
 
 def test_the_log_scale_changes_the_axis(opened):
-    ticks = "#chart-consensus .tick.y"
+    ticks = "#chart-consensus_distance .tick.y"
     logarithmic = opened.texts(ticks)
-    opened.click("#chart-consensus .toggle")
+    opened.click("#chart-consensus_distance .toggle")
     linear = [float(tick) for tick in opened.texts(ticks)]
     assert opened.texts(ticks) != logarithmic
     assert linear[0] == 0.0 and linear[2] == pytest.approx(2 * linear[1])
@@ -130,14 +130,6 @@ def test_the_page_is_dark_for_those_who_prefer_it_and_white_on_paper(opened):
     assert opened.run(line) == "oklch(0.72 0 0)"  # black, made light enough
     opened.media("print", "dark")
     assert (opened.run(paper), opened.run(line)) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
-
-
-@pytest.mark.parametrize("width", [320, 1280])
-def test_nothing_is_wider_than_the_window(opened, page: Path, width: int):
-    opened.size(width, 844)
-    opened.open(page)
-    opened.hover("#chart-averaged .plot > svg", 0.9)
-    assert opened.run("return document.documentElement.scrollWidth") == width
 
 
 def test_the_reader_chooses_among_settings(opened, tmp_path: Path):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from decentlam.lab.report import write
-from decentlam.lab.report.nodes import Nodes, merged, now
+from decentlam.lab.report.nodes import Nodes, curves, now
 from tests.lab.report.written_runs import EVIL, embedded_data, write_hostile_run, write_run
 
 
@@ -98,11 +98,16 @@ def test_files_are_read_on_and_a_line_that_is_still_written_is_read_later(tmp_pa
 def test_curves_are_mean_lowest_and_highest_over_the_nodes(tmp_path: Path) -> None:
     write_nodes(tmp_path, *(record(k, step, loss=k + step) for k in range(3) for step in (1, 2)))
     processes = Nodes(tmp_path).follow()
-    assert merged(processes, "loss") == [(2, 2, 1, 3), (2, 3, 2, 4)]
+    assert curves(processes, 1.0)["loss"] == {
+        "x": [2, 2],
+        "y": [2, 3],
+        "low": [1, 2],
+        "high": [3, 4],
+    }
     write_nodes(tmp_path, *(record(0, step) for step in range(3, 9000)))
     process = Nodes(tmp_path).follow()[0]
     assert len(process.records) < 4000 and process.last["step"] == 8999
-    assert len(merged([process], "loss")) <= 201
+    assert len(curves([process], 1.0)["loss"]["x"]) <= 201
 
 
 HOSTILE: tuple[Any, ...] = (

@@ -15,6 +15,7 @@ from decentlam.lab.studies import STUDIES, accuracy, paper
 from decentlam.lab.studies.common import where
 from decentlam.lab.studies.study import perform
 from decentlam.lab.studies.sweep import name, sweep, train_in_place
+from tests.lab.detection.boxes import draw_shapes
 from tests.lab.studies.test_common import record
 
 STUDIES_OF_ACCURACY = ("large-batch", "models", "topologies")
@@ -31,8 +32,14 @@ def test_the_fixed_setting_is_the_recipe_of_the_bias():
 @pytest.mark.system
 def test_the_best_rate_of_the_first_seed_is_that_of_all(tmp_path: Path):
     setting = accuracy.large_batch(quick=True)
-    changes = {"methods": ("dmsgd", "decentlam"), "epochs": 1.0}
-    fixed, _, trend = (replace(case, **changes) for case in setting.cases)
+    fixed, _, trend = (
+        replace(
+            case,
+            methods=("dmsgd", "decentlam"),
+            base=replace(case.base, epochs=1.0, warmup_epochs=0.1),
+        )
+        for case in setting.cases
+    )
     setting = replace(setting, cases=(fixed, trend))
     run_here(  # so that the study finds all its runs and starts no other process
         tmp_path,
@@ -58,7 +65,11 @@ def test_the_best_rate_of_the_first_seed_is_that_of_all(tmp_path: Path):
     assert [row["case"] for row in result.table] == ["fixed"] * 2 + [trend.name] * 2
     assert "76.43 / 76.19 / 76.73 / 76.22" in (tmp_path / "table.md").read_text()
     assert any("Lead over DmSGD" in note for note in result.notes)
-    assert {"accuracy.png", "accuracy.svg"} <= {path.name for path in result.files}
+
+
+def brief(case: accuracy.Case, epochs: float) -> Recipe:
+    times = {"epochs": epochs, "warmup_epochs": epochs / 10, "evaluate_every": epochs}
+    return replace(case.base, **times)
 
 
 def run_here(directory: Path, *recipes: Recipe) -> None:
@@ -66,29 +77,11 @@ def run_here(directory: Path, *recipes: Recipe) -> None:
         train_in_place(recipe, directory / "runs" / name(recipe))
 
 
-@pytest.mark.system
-def test_a_small_study_writes_a_row_per_method_and_no_more_runs_than_it_needs(tmp_path: Path):
-    setting = accuracy.topologies(quick=True)
-    cases = [
-        case for case in setting.cases if case.name in ("all-reduce", "bipartite-random-match")
-    ]
-    cases = [replace(case, epochs=0.2, batches=case.batches[:1]) for case in cases]
-    setting = replace(setting, cases=tuple(cases), seeds=(0,))
-    jobs = [(case, method) for case in setting.cases for method in case.methods]
-    recipes = [accuracy.make(setting, *job, job[0].batches[0], 1.0, 0) for job in jobs]
-    run_here(tmp_path, *recipes)
-    result = perform(accuracy.TOPOLOGIES, setting, tmp_path)
-    assert [(row["case"], row["method"]) for row in result.table] == [(c.name, m) for c, m in jobs]
-    assert len(list((tmp_path / "runs").iterdir())) == len(recipes)
-
-
-def test_a_method_that_diverges_has_its_row_and_its_place_in_the_figure():
+def test_a_method_that_diverges_has_its_row():
     lost = {"status": "diverged", "averaged_top1": None, "nodes_top1": None}
     records = [record(method="dmsgd"), record(**lost), record(method="decentlam-steady")]
     rows = {row["method"]: row for row in accuracy.table(records)}
     assert rows["decentlam"]["averaged,_batch_8"] == "diverges at step 9"
-    texts = [t.get_text() for t in accuracy.figures(records)["accuracy"].axes[0].texts]
-    assert texts == ["DecentLaM diverges"]
 
 
 def test_without_the_data_the_error_says_how_to_get_it_and_how_to_do_without(tmp_path: Path):
@@ -104,11 +97,39 @@ def test_other_data_takes_the_place_of_fashion_mnist_and_digits_stay():
         paths = {
             accuracy.make(setting, case, "dmsgd", case.batches[0], 1.0, 0).data_path
             for case in setting.cases
-            if case.data == "cifar10"
+            if case.base.data == "cifar10"
         }
         assert paths == {"there"}
     cases = accuracy.models(data="cifar10").cases
-    assert [case.data for case in cases] == ["cifar10", "cifar10", "digits", "digits"]
+    assert [case.base.data for case in cases] == ["cifar10", "cifar10", "digits", "digits"]
+
+
+def test_the_study_of_detection_trains_the_papers_methods(tmp_path: Path):
+    setting = STUDIES["detection"].recipe()
+    assert [case.base.model for case in setting.cases] == ["faster-rcnn-small", "retinanet-small"]
+    assert all(case.methods == tuple(paper.DETECTION[case.name]) for case in setting.cases)
+    recipe = accuracy.make(setting, setting.cases[0], "pmsgd-lars", 16, 1.0, 1)
+    assert recipe.hyper == (("trust", 0.1),) and (recipe.lr, recipe.nodes) == (0.05, 8)
+    with pytest.raises(ValueError, match=r"bccd needs --data-path"):
+        STUDIES["detection"].run(setting, directory=tmp_path)
+
+
+def test_detectors_have_a_row_per_method_with_the_papers_figures(tmp_path: Path):
+    setting = accuracy.detection(nodes=2, data="voc")
+    shapes = str(draw_shapes(tmp_path / "shapes", train=8, test=5))
+    base = replace(setting.cases[1].base, epochs=1.0, image_size=32, topology="ring")
+    base = replace(base, data_path=shapes)
+    case = replace(setting.cases[1], base=base, batches=(8,), methods=("dmsgd", "decentlam"))
+    setting = replace(setting, cases=(case,))
+    run_here(tmp_path, *(accuracy.make(setting, case, m, 8, 1.0, 0) for m in case.methods))
+    result = perform(accuracy.DETECTION, setting, tmp_path)
+    rows = {(row["case"], row["method"]): row for row in result.table}
+    assert rows["R-Net", "decentlam"]["paper"] == "79.3 / 36.6"
+    assert rows["R-Net", "dmsgd"]["paper"] == "79.1 / 36.1"
+    assert {"case", "method", "AP50,_batch_8", "nodes'_AP50,_batch_8"} <= {
+        key.replace(" ", "_") for key in result.table[0]
+    }
+    assert "AP50 and AP@[.5:.95]" in result.notes[0]
 
 
 @pytest.mark.slow
@@ -123,10 +144,3 @@ def test_decentlam_beats_dmsgd_on_sorted_labels_with_a_large_batch(tmp_path: Pat
     for theirs in rivals:
         assert ours["averaged_top1"] > theirs["averaged_top1"] + 0.03
         assert ours["nodes_top1"] > theirs["nodes_top1"] + 0.03
-
-
-def test_the_papers_tables_agree_with_each_other():
-    ours = paper.IMAGENET["decentlam"]
-    assert paper.TOPOLOGIES["symmetric-exponential"] == {b: ours[b] for b in ("16K", "32K")}
-    for row in paper.IMAGENET.values():
-        assert all(value <= ours[batch] for batch, value in row.items())

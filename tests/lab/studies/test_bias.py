@@ -18,4 +18,3 @@ def test_bias_follows_the_laws_and_the_closed_form():
     assert slopes["b^2", "dmsgd"] == pytest.approx(1, abs=1e-3)
     for r in records:
         assert r["measured"] == pytest.approx(r["closed_form"], rel=2e-3)
-    assert bias.STUDY.figures(records).keys() == {"bias"}

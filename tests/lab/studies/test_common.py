@@ -48,4 +48,4 @@ def test_cells_leads_and_verdicts():
 
 def test_every_method_of_the_studies_has_a_look():
     for method in (*METHODS, "decentlam-steady"):
-        assert plot_style.both(method)["color"] and plot_style.label(method)
+        assert plot_style.line(method)["color"] and plot_style.label(method)

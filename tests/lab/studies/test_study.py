@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from decentlam.lab.studies.study import markdown, plain
+from decentlam.lab.values import plain, table_text
 
 
 def test_tables_are_markdown_and_values_plain():
-    assert markdown([{"a_b": 1.23456, "c": None}]) == "| a b | c |\n| --- | --- |\n| 1.235 | - |\n"
+    text = table_text([{"a_b": 1.23456, "c": None}])
+    assert text == "| a b   | c |\n| ----- | - |\n| 1.235 | - |\n"
     assert plain({"x": (float("nan"), 1)}) == {"x": [None, 1]}

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.studies.sweep import name, outcome, sweep, train_in_place
-from decentlam.lab.train import Stop, train
+from decentlam.lab.studies.sweep import name, outcome, sweep
 
 TINY = Recipe(nodes=4, batch=64, epochs=0.2, evaluate_every=0.2, stable="ignore")
 
@@ -46,17 +45,10 @@ def test_a_sweep_says_how_many_and_repeats_only_what_is_not_over_or_was_another_
         sweep([TINY, replace(TINY, momentum=0.5)], tmp_path, jobs=1)
 
 
-def test_an_interrupted_run_is_continued_and_ends_as_if_it_had_not_been(tmp_path: Path):
-    place = tmp_path / "runs" / name(TINY)
-    stop = Stop()
-    stop.requested = True
-    assert train(TINY, place, simulate=True, stop=stop).status == "interrupted"
-    assert outcome(TINY, place) is None
-    (continued,) = sweep([TINY], tmp_path, jobs=1)
-    (whole,) = sweep([TINY], tmp_path / "whole", jobs=1)
-    assert continued | {"seconds": 0} == whole | {"seconds": 0}
-    # A run that was cut off without a checkpoint, in the middle of a line, starts again.
-    (place / "records.jsonl").write_text('{"kind": "st')
+def test_a_run_that_was_cut_off_is_started_anew(tmp_path: Path):
+    (whole,) = sweep([TINY], tmp_path, jobs=1)
+    (tmp_path / "runs" / name(TINY) / "records.jsonl").write_text('{"kind": "st')
+    assert outcome(TINY, tmp_path / "runs" / name(TINY)) is None
     assert sweep([TINY], tmp_path, jobs=1)[0] | {"seconds": 0} == whole | {"seconds": 0}
 
 
@@ -79,11 +71,3 @@ def test_processes_that_die_or_are_stopped_end_the_sweep_and_the_next_finishes(
     assert not multiprocessing.active_children()
     found = sweep(recipes, tmp_path, jobs=1)
     assert [r["status"] for r in found] == ["finished"] * 3
-
-
-def test_a_run_that_left_no_checkpoint_is_started_anew(tmp_path: Path):
-    place = tmp_path / "run"
-    train_in_place(TINY, place)
-    (place / "checkpoint").mkdir()  # as of a run that was killed while it saved for the first time
-    train_in_place(TINY, place)
-    assert outcome(TINY, place) is not None

@@ -1,4 +1,4 @@
-"""Elastic runs go on from their checkpoint: samples are given out on, the run is the same one."""
+"""Elastic runs go on from their checkpoint: the run is the same one."""
 
 from __future__ import annotations
 
@@ -14,32 +14,11 @@ import pytest
 import torch
 
 from decentlam.checkpoint import directory
-from decentlam.data import Deal, Place
-from decentlam.elastic.membership import Change
-from decentlam.errors import CheckpointError
 from decentlam.lab.train import Summary, records, train
-from decentlam.lab.train.engines import read_past
 from tests.lab.helpers import recipe
 
 STEPS = 300  # enough that it is stopped before the last one
 PLAN = recipe(nodes=2, shards="iid", epochs=STEPS / 22, seed=5)
-
-
-def test_a_resumed_run_deals_every_batch_once_whatever_the_number_of_processes() -> None:
-    deal = Deal(samples=1000, batch=2)
-    # Node 1 of 3 is lost in step 3; the checkpoint is of step 6; then 4 go on, and 3 from step 8.
-    past = (Change(0, 3), Change(5, 2, (1,), 4))
-    taken = []
-    for step in range(10):
-        old = tuple(change for change in past if change.step <= step)
-        new = tuple(c for c in (Change(0, 4), Change(8, 3, (), 7)) if c.step <= step)
-        for node in range(old[-1].size if step < 6 else new[-1].size):
-            lost = step in (3, 4) and node == 1
-            place = Place(step, node, old) if step < 6 else Place(step, node, new).after(past, 6)
-            if not lost:
-                taken.append(deal.position(place))
-    missing = 3 * 3 + 1  # the batch of node 1 in step 3, which it was lost with
-    assert sorted(taken) == sorted({2 * k for k in range(len(taken) + 1)} - {2 * missing})
 
 
 def run(where: Path, **options: Any) -> Summary:
@@ -115,7 +94,5 @@ def test_another_node_writes_on_when_the_writer_dies_and_a_new_process_joins(
 def test_a_run_that_was_not_elastic_is_resumed_without(tmp_path: Path) -> None:
     plan = recipe(nodes=2, shards="iid", epochs=5 / 22)
     train(plan, tmp_path / "run", simulate=True)
-    with pytest.raises(ValueError, match="it was simulated"):
+    with pytest.raises(ValueError, match="it was simulated; it was not elastic"):
         train(plan, tmp_path / "run", resume=True, elastic=True)
-    with pytest.raises(CheckpointError, match="was not started with --elastic"):
-        read_past(tmp_path / "run" / records.CHECKPOINT)

@@ -118,9 +118,9 @@ def test_resumed_simulation_ends_where_an_uninterrupted_one_does(method: str, tm
     plan = replace(plan, hyper=(("tau", 3),)) if method == "slowmo" else plan
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(plan, whole, simulate=True)
-    assert train(plan, parts, simulate=True, stop=StopAfter(3)).step == 3
-    assert records(parts)[-1] == {"kind": "end", "step": 3, "status": "interrupted"}
-    assert train(plan, parts, simulate=True, resume=True, stop=StopAfter(2)).step == 5
+    assert train(plan, parts, simulate=True, stop=StopAfter(1)).step == 2
+    assert records(parts)[-1] == {"kind": "end", "step": 2, "status": "interrupted"}
+    assert train(plan, parts, simulate=True, resume=True, stop=StopAfter(2)).step == 6
     assert train(plan, parts, simulate=True, resume=True).status == "finished"
     assert_same_run(whole, parts)
 
@@ -128,7 +128,7 @@ def test_resumed_simulation_ends_where_an_uninterrupted_one_does(method: str, tm
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
     plan = recipe(nodes=2)
     train(plan, tmp_path / "whole", simulate=True)
-    train(plan, tmp_path / "killed", simulate=True, stop=StopAfter(4))
+    train(plan, tmp_path / "killed", simulate=True, stop=StopAfter(2))
     with open(tmp_path / "killed" / "records.jsonl", "a") as file:  # as a run does until it dies
         file.write('{"kind": "step", "step": 6, "loss": 1.0}\n{"kind": "st')
     train(plan, tmp_path / "killed", simulate=True, resume=True)

@@ -10,13 +10,11 @@ from typing import Annotated
 import typer
 
 import decentlam
-from decentlam.lab.commands.algorithms import algorithms
+from decentlam.lab.commands.lists import algorithms, recipes, topologies
 from decentlam.lab.commands.predict import predict
-from decentlam.lab.commands.recipes import recipes
 from decentlam.lab.commands.report import report
 from decentlam.lab.commands.reproduce import reproduce
 from decentlam.lab.commands.simulate import simulate
-from decentlam.lab.commands.topologies import topologies
 from decentlam.lab.commands.topology import topology
 from decentlam.lab.commands.train import train
 from decentlam.lab.commands.watch import watch

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from decentlam.lab.terminal import Json, console, out_option, print_json
+from decentlam.lab.terminal import Json, out_option, print_json
 
 
 def report(
@@ -30,7 +30,7 @@ def report(
     page = write(directories, Path(out) if out else directories[0] / "report.html")
     if as_json:
         return print_json({"report": str(page)})
-    console().print(f"Wrote {page}")
+    typer.echo(f"Wrote {page}")
 
 
 def runs(parent: Path) -> list[Path]:

@@ -12,8 +12,6 @@ from decentlam.lab.terminal import (
     Json,
     Nodes,
     Seed,
-    console,
-    one_of,
     out_option,
     print_json,
     print_table,
@@ -21,20 +19,14 @@ from decentlam.lab.terminal import (
 
 
 def simulate(
-    method: Annotated[
-        str, typer.Argument(help="One of `decentlam algorithms`.", callback=one_of(ALGORITHMS))
-    ],
+    method: Annotated[str, typer.Argument(help=f"One of {', '.join(ALGORITHMS)}.")],
     network: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPOLOGY", help="One of `decentlam topologies`.", callback=one_of(TOPOLOGIES)
-        ),
+        str, typer.Argument(metavar="TOPOLOGY", help=f"One of {', '.join(TOPOLOGIES)}.")
     ],
     nodes: Nodes = 8,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.001,
     momentum: Annotated[float, typer.Option(help="beta of the method.")] = 0.8,
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 600,
-    sigma: Annotated[float, typer.Option(help="Gradient noise, E|noise|^2 = sigma^2.")] = 0.0,
     seed: Seed = 0,
     out: Annotated[str | None, out_option("Plot the error to this PNG or SVG.")] = None,
     as_json: Json = False,
@@ -48,13 +40,12 @@ def simulate(
         steps_to,
         trace,
     )
-    from decentlam.lab.theory.linear_regression import linear_regression
+    from decentlam.lab.theory import linear_regression
     from decentlam.topology import resolve
 
     problem = linear_regression(nodes, seed=seed)
     topology = resolve(network, nodes)
-    gradient = problem.noisy(sigma, seed) if sigma else None
-    errors, x = trace(problem, method, topology, lr, momentum, steps, gradient)
+    errors, x = trace(problem, method, topology, lr, momentum, steps)
     facts: dict[str, Any] = {
         "method": method,
         "topology": topology.name,
@@ -84,6 +75,6 @@ def simulate(
         return print_json(facts | {"plot": out, "warning": warning})
     print_table([facts])
     if warning:
-        console().print(f"\n{warning}")
+        typer.echo(f"\n{warning}")
     if out is not None:
-        console().print(f"\nWrote {out}")
+        typer.echo(f"\nWrote {out}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decentlam.lab.names import TOPOLOGIES
-from decentlam.lab.terminal import Json, Nodes, console, one_of, out_option, print_json, print_table
+from decentlam.lab.terminal import Json, Nodes, out_option, print_json, print_table
 from decentlam.lab.values import show
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ _SPREAD = (0.01, 1.0)  # curvatures of nodes that differ, next to 1 for all
 
 def topology(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPOLOGY", help="One of `decentlam topologies`.", callback=one_of(TOPOLOGIES)
-        ),
+        str, typer.Argument(metavar="TOPOLOGY", help=f"One of {', '.join(TOPOLOGIES)}.")
     ],
     nodes: Nodes = 8,
     steps: Annotated[int, typer.Option(help="Show this many steps; weights may change.")] = 1,
@@ -64,19 +61,19 @@ def topology(
         facts["drawing"] = str(save(draw(network, steps if steps > 1 else None), Path(out)))
     if as_json:
         return print_json(facts | {"steps": shown, "methods": methods})
-    console().print("\n".join(f"{key.replace('_', ' '):<18} {show(v)}" for key, v in facts.items()))
+    typer.echo("\n".join(f"{key.replace('_', ' '):<18} {show(v)}" for key, v in facts.items()))
     for step in shown:
         values = " ".join(f"{value:.4g}" for value in step["eigenvalues"][:_SHOWN_UP_TO])
         more = " ..." if nodes > _SHOWN_UP_TO else ""
-        console().print(f"\nstep {step['step']}: a node sends {step['messages']} messages")
-        console().print(f"eigenvalues        {values}{more}")
+        typer.echo(f"\nstep {step['step']}: a node sends {step['messages']} messages")
+        typer.echo(f"eigenvalues        {values}{more}")
         if nodes <= _SHOWN_UP_TO:
             for row in step["weights"]:
-                console().print("".join(f"{w:7.3f}" if w else "      ." for w in row))
+                typer.echo("".join(f"{w:7.3f}" if w else "      ." for w in row))
     if methods:
-        console().print(f"\nMethods at momentum {_MOMENTUM:g}:")
+        typer.echo(f"\nMethods at momentum {_MOMENTUM:g}:")
         print_table(methods)
-        console().print(
+        typer.echo(
             "growth: of the disagreement per step, above 1 diverges; bias: of DSGD's disagreement; "
             "largest lr h: of lr times curvature; spread: with curvatures from h / 100 on node 0 "
             "to h on the last (-: not computed for random weights and for many nodes)."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import json
 import logging
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +17,9 @@ from decentlam.lab.commands.report import newest
 from decentlam.lab.recipes import RECIPES, Recipe
 from decentlam.lab.terminal import (
     Json,
-    console,
-    one_of,
     out_option,
     print_json,
     print_table,
-    say_loading,
     with_fields,
 )
 from decentlam.launch import launched_process
@@ -39,10 +37,7 @@ EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
 @with_fields(Recipe)
 def train(
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Start from this recipe. One of {', '.join(RECIPES)}.", callback=one_of(RECIPES)
-        ),
+        str | None, typer.Option(help=f"Start from this recipe. One of {', '.join(RECIPES)}.")
     ] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="All nodes in this process.")
@@ -53,9 +48,7 @@ def train(
             "--elastic", help="Go on when processes die, and start them again; see docs/survive.md."
         ),
     ] = False,
-    out: Annotated[
-        str | None, out_option("Run directory; default out/train/RECIPE-CHANGES.")
-    ] = None,
+    out: Annotated[str | None, out_option("Run directory; default out/train/RECIPE.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out, or the newest.")
     ] = False,
@@ -73,13 +66,11 @@ def train(
 
     Every node is a process: those that torchrun, mpirun or srun started, else new ones on this
     machine; with --simulate all nodes are in this process. Options change the recipe. Ctrl-C stops
-    after a step and keeps a checkpoint; a second one stops at once. The run ends with a page,
-    report.html in its directory.
+    with the next step record and keeps a checkpoint; a second one stops at once. The run ends with
+    a page, report.html in its directory.
     """
     place = None if simulate else launched_process()
     first = place is None or place.rank == 0
-    if first and not quiet:
-        say_loading("torch and the recipe")
     from decentlam.checkpoint.all_processes import on_process_0
     from decentlam.lab.train import Stop
     from decentlam.lab.train import train as run
@@ -105,7 +96,7 @@ def train(
         if first and not quiet:
             typer.echo(f"decentlam: {text}", err=True)
 
-    announcement = "stopping after this step; Ctrl-C again to stop at once"
+    announcement = "stopping with the next step record; Ctrl-C again to stop at once"
     stop = Stop(launched=place is not None, notify=lambda: say(announcement))
     with stop.listening(), contextlib.ExitStack() as shown:
         if watch and first:
@@ -160,25 +151,18 @@ def _show(summary: Summary, recipe: Recipe, written: Path) -> None:
     row = {"method": recipe.method, "status": summary.status, "steps": summary.step}
     row |= {key: last.get(key) for key in SCORES[recipe.task]}
     print_table([row | {"seconds": summary.seconds}])
-    console().print(f"\nWrote {written}")
+    typer.echo(f"\nWrote {written}")
 
 
 def _planned(name: str | None, changes: dict[str, Any], out: str | None) -> Plan:
-    """Return a new run in a free directory, such as out/train/digits-dmsgd-lr0.1."""
+    """Return a new run in a free directory: out/train/digits, out/train/digits-2 and so on."""
     from decentlam.lab.train.records import RUN
 
-    words = [name or next(iter(RECIPES))]
-    recipe = recipes.make(words[0], **changes)
-    if out:
-        return recipe, Path(out), False
-    for field, value in changes.items():
-        telling = isinstance(value, str)
-        words.append(str(value) if telling else f"{field.replace('_', '-')}{value}")
-    path = Path("out") / "train" / re.sub(r"[^\w.:=-]+", "_", "-".join(words))[:100]
-    free, number = path, 2
-    while (free / RUN).exists():
-        free, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return recipe, free, False
+    name = name or next(iter(RECIPES))
+    recipe, path = recipes.make(name, **changes), Path("out") / "train" / name
+    others = (path.with_name(f"{name}-{number}") for number in itertools.count(2))
+    free = next(free for free in itertools.chain([path], others) if not (free / RUN).exists())
+    return recipe, Path(out) if out else free, False
 
 
 def _resumed(name: str | None, changes: dict[str, Any], out: str | None) -> Plan:
@@ -186,9 +170,9 @@ def _resumed(name: str | None, changes: dict[str, Any], out: str | None) -> Plan
     from decentlam.lab.train.records import read_recipe
 
     directory = Path(out) if out else newest()
-    before, simulated = read_recipe(directory)
+    before, info = read_recipe(directory)
     recipe = recipes.make(name, **changes) if name else dataclasses.replace(before, **changes)
-    return recipe, directory, simulated
+    return recipe, directory, bool(info.get("simulated"))
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -196,11 +180,7 @@ def _pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ValueError(f"--hyper takes NAME=VALUE, such as mu=0.5, got {text!r}")
-    if value.lower() in ("true", "false"):
-        return name, value.lower() == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    try:
+        return name, json.loads(value.lower())
+    except ValueError:
+        return name, value

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from decentlam.lab.commands.report import newest, runs
-from decentlam.lab.terminal import console
 
 
 def watch(
@@ -33,8 +32,8 @@ def watch(
         there = ", ".join(map(str, runs(directory.parent))) or "none"
         raise ValueError(f"there is no run in {directory}; runs beside it: {there}")
     if terminal:
-        return show_in_terminal(directory, console())
+        return show_in_terminal(directory)
     with serving(directory, host, port) as address:
-        console().print(f"{directory} is shown at {address}; Ctrl-C ends this, not the run")
+        typer.echo(f"{directory} is shown at {address}; Ctrl-C ends this, not the run")
         while True:
             time.sleep(3600)

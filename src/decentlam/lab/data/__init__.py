@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
-from decentlam.lab.data.base import Data
-from decentlam.lab.data.batches import Batches
+from decentlam.lab.data.batches import Batches, load_batches
 from decentlam.lab.data.cifar import cifar10, cifar100
 from decentlam.lab.data.digits import digits
 from decentlam.lab.data.fashion_mnist import fashion_mnist
-from decentlam.lab.data.imagenet import imagenet
-from decentlam.lab.data.loading import load_batches
+from decentlam.lab.data.imagenet import ImageFolders, imagenet
+from decentlam.lab.data.memory import InMemory
 from decentlam.lab.data.shards import split
-from decentlam.lab.data.text import shakespeare, stdlib, text
+from decentlam.lab.data.text import Text, shakespeare, stdlib, text
 
 __all__ = ["DATASETS", "TEXTS", "Batches", "Data", "load", "load_batches", "split"]
 
+Data: TypeAlias = InMemory | ImageFolders | Text
 DATASETS: dict[str, Callable[[str | Path | None], Data]] = {
     "digits": digits,
     "fashion-mnist": fashion_mnist,

@@ -27,7 +27,6 @@ def digits(path: str | Path | None = None) -> InMemory:
         torch.arange(len(labels)), test_size=NUM_TEST, stratify=labels, random_state=SPLIT_SEED
     )
     return InMemory(
-        name="digits",
         classes=10,
         images=images[train],
         labels=labels[train],

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from decentlam.lab.data.base import normalized
-from decentlam.lab.data.loading import load_items
+from decentlam.lab.data.batches import load_items
+from decentlam.lab.data.memory import normalized
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -32,9 +31,7 @@ def imagenet(path: str | Path | None = None) -> ImageFolders:
     if train.classes != test.classes:
         some = sorted(set(train.classes) ^ set(test.classes))[:3]
         raise ValueError(f"{path}: train and val have different classes, such as {some}")
-    return ImageFolders(
-        "imagenet", len(train.classes), *_arrays(train.samples), *_arrays(test.samples)
-    )
+    return ImageFolders(train, test, torch.tensor(train.targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +42,19 @@ class ImageFolders:
     Tests take the middle 224 pixels of the image resized to 256.
     """
 
-    name: str
-    classes: int
-    files: np.ndarray  # (N,) bytes: a list of str would be copied into every loading process
+    train: Any  # torchvision's ImageFolder
+    test: Any
     labels: Tensor  # (N,) int64
-    test_files: np.ndarray
-    test_labels: Tensor
 
     shape = (3, 224, 224)
 
     @property
+    def classes(self) -> int:
+        return len(self.train.classes)
+
+    @property
     def num_test(self) -> int:
-        return len(self.test_labels)
+        return len(self.test)
 
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         from torchvision.transforms import v2
@@ -69,12 +67,10 @@ class ImageFolders:
         # torch.manual_seed, which would seed GPUs too.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            inputs = _decoded(self.files[indices.numpy()], transform)
-        return inputs, self.labels[indices]
+            return _batch(self.train, indices.tolist(), transform)
 
     def test_batches(self, batch: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        count = -(-len(self.test_files) // batch)
-        return load_items(partial(self._test_batch, batch), count, workers)
+        return load_items(partial(self._test_batch, batch), -(-self.num_test // batch), workers)
 
     def _test_batch(self, batch: int, k: int) -> tuple[Tensor, Tensor]:
         from torchvision.transforms import v2
@@ -82,24 +78,18 @@ class ImageFolders:
         transform = v2.Compose(
             [v2.Resize(256, antialias=True), v2.CenterCrop(224), v2.PILToTensor()]
         )
-        part = slice(k * batch, (k + 1) * batch)
-        return _decoded(self.test_files[part], transform), self.test_labels[part]
+        return _batch(self.test, range(self.num_test)[k * batch : (k + 1) * batch], transform)
 
 
-def _decoded(files: np.ndarray, transform: Callable[[object], Tensor]) -> Tensor:
-    """Return (B, 3, 224, 224), normalized."""
-    from PIL import Image
-
+def _batch(
+    folder: Any, indices: list[int] | range, transform: Callable[[object], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the images, (B, 3, 224, 224), normalized, and their labels."""
     images = []
-    for file in map(os.fsdecode, files):
+    for file, _ in (folder.samples[k] for k in indices):
         try:
-            with Image.open(file) as image:
-                images.append(transform(image.convert("RGB")))
+            images.append(transform(folder.loader(file)))
         except OSError as error:
             raise ValueError(f"{file} is not an image that can be read: {error}") from error
-    return normalized(torch.stack(images), MEAN, STD)
-
-
-def _arrays(samples: list[tuple[str, int]]) -> tuple[np.ndarray, Tensor]:
-    files = np.array([os.fsencode(file) for file, _ in samples])
-    return files, torch.tensor([label for _, label in samples])
+    labels = torch.tensor([folder.targets[k] for k in indices])
+    return normalized(torch.stack(images), MEAN, STD), labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 _SHARDS = 1  # a stream of random numbers apart from those of the batches
-ALLOWED = "iid, label-sorted, label-sorted:K (K pieces per node), dirichlet:ALPHA"
+ALLOWED = "iid, label-sorted:K with 1, 2 ... pieces per node, dirichlet:ALPHA from 0.001 to 1e6"
 Parts = list[np.ndarray]
 
 
@@ -54,20 +54,12 @@ def _parse(how: str) -> tuple[str, float]:
     scheme, colon, text = how.partition(":")
     if scheme == "iid" and not colon:
         return scheme, 0
-    if scheme == "label-sorted":
-        if not colon:
-            return scheme, 2
-        if text.isdecimal() and int(text) > 0:
-            return scheme, int(text)
-        raise ValueError(f"{how!r}: K must be a whole number of 1 or more, as in label-sorted:2")
-    if scheme == "dirichlet":
-        try:
-            alpha = float(text)
-        except ValueError:
-            alpha = math.nan
-        if 0.001 <= alpha <= 1e6:  # beyond these, draws are all-or-nothing, or equal
-            return scheme, alpha
-        raise ValueError(f"{how!r}: ALPHA must be from 0.001 to 1000000, as in dirichlet:0.1")
+    if scheme == "label-sorted" and (not colon or (text.isdecimal() and int(text) > 0)):
+        return scheme, int(text) if colon else 2
+    with suppress(ValueError):
+        # Beyond these bounds draws are all-or-nothing, or equal.
+        if scheme == "dirichlet" and 0.001 <= float(text) <= 1e6:
+            return scheme, float(text)
     raise ValueError(f"unknown way to shard {how!r}; choose from {ALLOWED}")
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from decentlam.lab.detection.annotations import AnnotatedSets
 from decentlam.lab.detection.coco import read_coco
-from decentlam.lab.detection.images import AnnotatedSets, DetectionData
+from decentlam.lab.detection.images import DetectionData
 from decentlam.lab.detection.voc import BCCD_CLASSES, VOC_CLASSES, read_voc
 
 __all__ = ["DETECTION_DATASETS", "DetectionData", "load_boxes"]
@@ -38,4 +39,4 @@ def load_boxes(name: str, path: str | Path | None, image_size: int) -> Detection
         raise ValueError(f"{given}: {name} needs --data-path, {_HOW[name]}")
     skipped: list[str] = []
     names, train, test = DETECTION_DATASETS[name](Path(path), skipped)
-    return DetectionData(name, names, train, test, image_size, skipped)
+    return DetectionData(names, train, test, image_size, skipped)

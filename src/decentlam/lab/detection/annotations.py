@@ -1,4 +1,4 @@
-"""An annotated image, and the checks that its boxes must pass."""
+"""An annotated image, and the checks that it and its boxes must pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,44 +31,50 @@ class AnnotatedImage:
         return int(np.bincount(self.labels).argmax()) if len(self.labels) else 0
 
 
-@dataclass(frozen=True)
-class Box:
+# What a reader returns: the names of the labels, the training set, the test set.
+AnnotatedSets = tuple[dict[int, str], list[AnnotatedImage], list[AnnotatedImage]]
+
+
+class Box(NamedTuple):
     """One annotated object, before it is checked; `where` names file and object."""
 
     where: str
     label: int
     corners: Sequence[float]  # x1, y1, x2, y2
-    ignored: bool = False
+    ignored: bool
     area: float | None = None
-
-    def problem(self, width: int, height: int) -> str | None:
-        """Return why the box is invalid in an image of this size, or None."""
-        x1, y1, x2, y2 = self.corners
-        words = ", ".join(f"{value:g}" for value in self.corners)
-        if not all(map(math.isfinite, self.corners)):
-            return f"{self.where} is not finite: ({words})"
-        if x2 <= x1 or y2 <= y1:
-            return f"{self.where} has no size: from ({x1:g}, {y1:g}) to ({x2:g}, {y2:g})"
-        if min(x1, y1) < -_ROUNDING or x2 > width + _ROUNDING or y2 > height + _ROUNDING:
-            return f"{self.where} is outside its image of {width} x {height}: ({words})"
-        return None
 
 
 def annotate(
-    file: Path, width: int, height: int, boxes: Sequence[Box], skipped: list[str]
+    file: Path, size: tuple[int, int], boxes: Sequence[Box], where: Path, skipped: list[str]
 ) -> AnnotatedImage:
-    """Return the image with its valid boxes; add the reasons against the others to `skipped`."""
-    problems = [box.problem(width, height) for box in boxes]
+    """Return the image with its valid boxes; add the reasons against the others to `skipped`.
+
+    A ValueError is raised if the file is missing, no image, or of another size than annotated.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:  # reads the header only
+            found = image.size
+    except FileNotFoundError:
+        raise ValueError(f"{where} is about {file}, which does not exist") from None
+    except OSError as error:
+        raise ValueError(f"{file} is not an image that can be read: {error}") from error
+    if found != size:
+        raise ValueError(
+            f"{file} is {found[0]} x {found[1]} pixels, but {where} says {size[0]} x {size[1]}"
+        )
+    problems = [_problem(box, *size) for box in boxes]
     skipped += filter(None, problems)
     boxes = [box for box, problem in zip(boxes, problems, strict=True) if problem is None]
     corners = np.array([box.corners for box in boxes], dtype=float).reshape(-1, 4)
-    corners = np.clip(corners, 0, [width, height, width, height])
+    corners = np.clip(corners, 0, [*size, *size])
     sizes = (corners[:, 2:] - corners[:, :2]).prod(1)
-    areas = [size if b.area is None else b.area for b, size in zip(boxes, sizes, strict=True)]
+    areas = [own if b.area is None else b.area for b, own in zip(boxes, sizes, strict=True)]
     return AnnotatedImage(
         file,
-        width,
-        height,
+        *size,
         corners,
         np.array([box.label for box in boxes], dtype=np.int64),
         np.array([box.ignored for box in boxes], dtype=bool),
@@ -75,18 +82,13 @@ def annotate(
     )
 
 
-def check_image(file: Path, width: int, height: int, where: str) -> None:
-    """Raise a ValueError if the file is missing, no image, or of another size than stated."""
-    from PIL import Image
-
-    if not file.is_file():
-        raise ValueError(f"{where} is about {file}, which does not exist")
-    try:
-        with Image.open(file) as image:  # reads the header only
-            size = image.size
-    except OSError as error:
-        raise ValueError(f"{file} is not an image that can be read: {error}") from error
-    if size != (width, height):
-        raise ValueError(
-            f"{file} is {size[0]} x {size[1]} pixels, but {where} says {width} x {height}"
-        )
+def _problem(box: Box, width: int, height: int) -> str | None:
+    x1, y1, x2, y2 = box.corners
+    words = ", ".join(f"{value:g}" for value in box.corners)
+    if not all(map(math.isfinite, box.corners)):
+        return f"{box.where} is not finite: ({words})"
+    if x2 <= x1 or y2 <= y1:
+        return f"{box.where} has no size: from ({x1:g}, {y1:g}) to ({x2:g}, {y2:g})"
+    if min(x1, y1) < -_ROUNDING or x2 > width + _ROUNDING or y2 > height + _ROUNDING:
+        return f"{box.where} is outside its image of {width} x {height}: ({words})"
+    return None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from decentlam.lab.detection.annotations import AnnotatedImage, Box, annotate, check_image
-from decentlam.lab.detection.images import AnnotatedSets
+from decentlam.lab.detection.annotations import AnnotatedImage, AnnotatedSets, Box, annotate
 from decentlam.lab.values import parse_json
 
 _FILES = ("instances_train2017.json", "instances_val2017.json")
@@ -29,59 +27,34 @@ def read_coco(path: Path, skipped: list[str]) -> AnnotatedSets:
 def _read(
     root: Path, file: Path, skipped: list[str]
 ) -> tuple[dict[int, str], list[AnnotatedImage]]:
+    part = file.stem.removeprefix("instances_")
+    entry: Any = "the file"
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
-        images = {int(entry["id"]): entry for entry in content["images"]}
-        annotations = list(content["annotations"])
-    except (ValueError, LookupError, TypeError) as error:
+        boxes: dict[int, list[Box]] = {entry["id"]: [] for entry in content["images"]}
+        for entry in content["annotations"]:
+            x, y, width, height = map(float, entry["bbox"])
+            label = entry["category_id"]
+            box = Box(
+                f"{file}: annotation {entry['id']} ({names[label]})",
+                int(label),
+                (x, y, x + width, y + height),
+                ignored=bool(entry.get("iscrowd", 0)),
+                area=float(entry["area"]) if "area" in entry else None,
+            )
+            boxes[entry["image_id"]].append(box)
+        images = []
+        for entry in content["images"]:
+            folders = [root / part, root / "images" / part]
+            places = [folder / entry["file_name"] for folder in folders]
+            place = next((place for place in places if place.is_file()), places[0])
+            images.append((place, (entry["width"], entry["height"]), boxes[entry["id"]]))
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
-            f"{file} is not of COCO's form: {type(error).__name__}: {error}; it needs lists of "
-            "images, annotations and categories with ids"
+            f"{file} is not of COCO's form: {type(error).__name__}: {error}, in {entry!s:.300}; it "
+            "needs lists of images, annotations and categories, which name each other by id"
         ) from error
     if not images or min(names, default=0) < 1:
         raise ValueError(f"{file} needs images, and categories from 1 on; 0 is no object")
-    objects: dict[int, list[Box]] = {number: [] for number in images}
-    for entry in annotations:
-        number = entry.get("image_id") if isinstance(entry, dict) else None
-        if not isinstance(number, int) or number not in images:
-            raise ValueError(f"{file}: an annotation is of image {number!r}, which is not listed")
-        objects[number].append(_object(entry, f"{file}: annotation {entry.get('id')}", names))
-    part = file.stem.removeprefix("instances_")
-    folders = [root / part, root / "images" / part]
-    return names, [
-        _image(entry, objects[number], file, folders, skipped) for number, entry in images.items()
-    ]
-
-
-def _object(entry: dict[str, Any], where: str, names: dict[int, str]) -> Box:
-    label, corners, area = entry.get("category_id"), entry.get("bbox"), entry.get("area")
-    if not isinstance(label, int) or label not in names:
-        raise ValueError(f"{where} is of an unknown category, {label!r}")
-    where += f" ({names[label]})"
-    if not isinstance(corners, list) or len(corners) != 4 or not all(map(_number, corners)):
-        raise ValueError(f"{where} has the bbox {corners!r}; it should be [x, y, width, height]")
-    x, y, width, height = corners
-    return Box(
-        where,
-        label,
-        (x, y, x + width, y + height),
-        ignored=bool(entry.get("iscrowd", 0)),
-        area=float(area) if _number(area) and math.isfinite(area) else None,
-    )
-
-
-def _number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _image(
-    entry: dict[str, Any], objects: list[Box], file: Path, folders: list[Path], skipped: list[str]
-) -> AnnotatedImage:
-    where, name = f"{file}: image {entry['id']}", entry.get("file_name")
-    width, height = entry.get("width"), entry.get("height")
-    if not (isinstance(name, str) and isinstance(width, int) and isinstance(height, int)):
-        raise ValueError(f"{where} needs a file_name, a width and a height, has {entry}")
-    found = [folder / name for folder in folders if (folder / name).is_file()]
-    check_image(found[0] if found else folders[0] / name, width, height, where)
-    return annotate(found[0], width, height, objects, skipped)
+    return names, [annotate(place, size, of, file, skipped) for place, size, of in images]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,8 @@ def make_detector(
     ResNet-50 as torchvision publishes it; the first layers of its backbone are then frozen. In
     training it maps images and targets to losses, in evaluation images to boxes, labels and scores.
     """
-    if name not in DETECTORS:
-        raise ValueError(f"unknown detector {name!r}; choose from {', '.join(DETECTORS)}")
-    if classes < 2 or image_size < 32:
-        raise ValueError(
-            "a detector needs a class besides the background and images of 32 pixels or more, got "
-            f"{classes - 1} and {image_size}"
-        )
+    if image_size < 32:
+        raise ValueError(f"a detector needs images of 32 pixels or more, got {image_size}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = DETECTORS[name](classes, image_size, weights is not None)
@@ -181,38 +177,23 @@ def _resnet50(pretrained: bool, **more: Any) -> nn.Module:
     )
 
 
-class _Body(nn.Module):
-    """Five halvings of the image; the layers are named as ResNet's are."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 3, 2, padding=1, bias=False), _group_norm(width), nn.ReLU()
-        )
-        self.layer1 = _Block(width, width)
-        self.layer2 = _Block(width, 2 * width)
-        self.layer3 = _Block(2 * width, 4 * width)
-        self.layer4 = _Block(4 * width, 4 * width)
-
-
 class _Block(nn.Module):
     """relu(shortcut + F(x)), F two convolutions of which the first halves the image."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            nn.Conv2d(before, width, 3, 2, padding=1, bias=False),
-            _group_norm(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            _group_norm(width),
+            *_convolution(before, width, 3, 2), nn.ReLU(), *_convolution(width, width, 3, 1)
         )
-        self.shortcut = nn.Sequential(
-            nn.Conv2d(before, width, 1, 2, bias=False), _group_norm(width)
-        )
+        self.shortcut = nn.Sequential(*_convolution(before, width, 1, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.residual(x) + self.shortcut(x))
+
+
+def _convolution(before: int, width: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(before, width, kernel, stride, padding=kernel // 2, bias=False)
+    return convolution, _group_norm(width)
 
 
 def _small_backbone(pretrained: bool, first: int) -> nn.Module:
@@ -220,20 +201,18 @@ def _small_backbone(pretrained: bool, first: int) -> nn.Module:
     frozen."""
     from torchvision.models.detection.backbone_utils import BackboneWithFPN
 
-    body = _Body(_WIDTH)
+    widths = [_WIDTH, _WIDTH, 2 * _WIDTH, 4 * _WIDTH, 4 * _WIDTH]  # of the stem and the layers
+    stem: nn.Module = nn.Sequential(*_convolution(3, _WIDTH, 3, 2), nn.ReLU())
+    body = nn.Sequential(OrderedDict(stem=stem))  # named as ResNet's are
+    for k in range(1, 5):
+        body.add_module(f"layer{k}", _Block(widths[k - 1], widths[k]))
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    body.stem.requires_grad_(not pretrained)
-    widths = {1: _WIDTH, 2: 2 * _WIDTH, 3: 4 * _WIDTH, 4: 4 * _WIDTH}
-    layers = range(first, first + 3)
-    backbone = BackboneWithFPN(
-        body,
-        {f"layer{k}": str(k - first) for k in layers},
-        [widths[k] for k in layers],
-        _CHANNELS,
-        norm_layer=_group_norm,
-    )
+    stem.requires_grad_(not pretrained)
+    layers = {f"layer{k}": str(k - first) for k in range(first, first + 3)}
+    widths = widths[first : first + 3]
+    backbone = BackboneWithFPN(body, layers, widths, _CHANNELS, norm_layer=_group_norm)
     backbone.fpn.extra_blocks = None  # no coarser level: no box is that large
     return backbone
 

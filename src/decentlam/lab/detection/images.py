@@ -10,45 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentlam.lab.data.loading import load_items
+from decentlam.lab.data.batches import load_items
 from decentlam.lab.detection.annotations import AnnotatedImage
 
 LONGEST = 5 / 3  # of a resized image, in shorter sides: 1333 for 800, 1000 for 600
 _KEPT_BYTES = 2**28  # sets of images that take less are decoded once and kept
 _TEST_PIXELS = 2**20  # of a test batch
 
-
-# What a reader returns: the names of the labels, the training set, the test set.
-AnnotatedSets = tuple[dict[int, str], list[AnnotatedImage], list[AnnotatedImage]]
-
-
-@dataclass(frozen=True, eq=False)
-class DetectionBatch:
-    """Images (3, h, w) of any sizes, from 0 to 1, and for each its boxes and labels.
-
-    `seed` is for what the model draws: Faster R-CNN learns from a sample of its proposals.
-    """
-
-    images: list[Tensor]
-    targets: list[dict[str, Tensor]]
-    seed: int
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, part: slice) -> DetectionBatch:
-        return DetectionBatch(self.images[part], self.targets[part], self.seed + (part.start or 0))
-
-
-@dataclass(frozen=True, eq=False)
-class TestBatch:
-    """Some test images, their indices in the test set, and the factors they were resized by."""
-
-    images: list[Tensor]
-    indices: list[int]
-    scales: list[tuple[float, float]]
-
-    __test__ = False  # no test, whatever pytest makes of the name
+# Images (3, h, w) of any sizes, from 0 to 1; for each its boxes and labels; and a seed for what the
+# model draws: Faster R-CNN learns from a sample of its proposals.
+DetectionBatch = tuple[list[Tensor], list[dict[str, Tensor]], int]
+# Test images, each with its index in the test set and the factors it was resized by.
+TestBatch = list[tuple[int, Tensor, tuple[float, float]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +31,6 @@ class DetectionData:
     Training batches are flipped at random. Images without boxes are trained on, too.
     """
 
-    name: str
     names: dict[int, str]  # of the labels, from 1 on; 0 is the background
     train: list[AnnotatedImage]
     test: list[AnnotatedImage]
@@ -76,26 +48,23 @@ class DetectionData:
         """Return what shards are sorted by: the main label of each training image."""
         return torch.tensor([image.main_label for image in self.train])
 
-    @property
-    def shared(self) -> int:
-        """The number of test images that are training images, too."""
-        return len({image.file for image in self.test} & {image.file for image in self.train})
-
     def train_batch(self, indices: Tensor, generator: torch.Generator) -> DetectionBatch:
         flipped = torch.randint(2, (len(indices),), generator=generator).bool().tolist()
         seed = int(torch.randint(2**31, (), generator=generator))
         images, targets = [], []
         for k, flip in zip(indices.tolist(), flipped, strict=True):
-            image = self.pixels(self.train[k])
-            target = self._target(self.train[k], image)
+            annotated = self.train[k]
+            image, learned = self.pixels(annotated), ~annotated.ignored
+            boxes = torch.from_numpy(
+                annotated.boxes[learned] * np.array(2 * _scale(annotated, image))
+            ).float()
             if flip:
                 image = image.flip(2)
-                boxes = target["boxes"]
-                target["boxes"] = boxes[:, [2, 1, 0, 3]].mul_(boxes.new_tensor([-1.0, 1, -1, 1]))
-                target["boxes"][:, [0, 2]] += image.shape[2]
+                boxes = boxes[:, [2, 1, 0, 3]].mul_(boxes.new_tensor([-1.0, 1, -1, 1]))
+                boxes[:, [0, 2]] += image.shape[2]
             images.append(image.float() / 255)
-            targets.append(target)
-        return DetectionBatch(images, targets, seed)
+            targets.append({"boxes": boxes, "labels": torch.from_numpy(annotated.labels[learned])})
+        return images, targets, seed
 
     def test_batches(self, workers: int = 0) -> Iterator[TestBatch]:
         """Yield the test set in order, never flipped."""
@@ -105,37 +74,28 @@ class DetectionData:
         return load_items(partial(self._test_batch, batch), count, workers)
 
     def _test_batch(self, batch: int, k: int) -> TestBatch:
-        indices = list(range(k * batch, min((k + 1) * batch, len(self.test))))
-        images = [self.pixels(self.test[at]) for at in indices]
-        scales = [
-            (pixels.shape[2] / self.test[at].width, pixels.shape[1] / self.test[at].height)
-            for pixels, at in zip(images, indices, strict=True)
-        ]
-        return TestBatch([pixels.float() / 255 for pixels in images], indices, scales)
+        found: TestBatch = []
+        for at in range(len(self.test))[k * batch : (k + 1) * batch]:
+            image = self.pixels(self.test[at])
+            found.append((at, image.float() / 255, _scale(self.test[at], image)))
+        return found
 
     def pixels(self, image: AnnotatedImage) -> Tensor:
         """Return the resized image, (3, h, w) uint8."""
         if image in self._kept:
             return self._kept[image]
-        decoded = _decoded(image, resized(image, self.image_size))
+        low, high = sorted((image.width, image.height))
+        scale = min(self.image_size / low, LONGEST * self.image_size / high)
+        decoded = _decoded(
+            image, (max(1, round(scale * image.width)), max(1, round(scale * image.height)))
+        )
         if decoded.numel() * (len(self.train) + len(self.test)) < _KEPT_BYTES:
             self._kept[image] = decoded
         return decoded
 
-    def _target(self, image: AnnotatedImage, pixels: Tensor) -> dict[str, Tensor]:
-        scale = np.array(2 * [pixels.shape[2] / image.width, pixels.shape[1] / image.height])
-        learned = ~image.ignored
-        return {
-            "boxes": torch.from_numpy(image.boxes[learned] * scale).float(),
-            "labels": torch.from_numpy(image.labels[learned]),
-        }
 
-
-def resized(image: AnnotatedImage, shorter: int) -> tuple[int, int]:
-    """Return width and height after resizing."""
-    low, high = sorted((image.width, image.height))
-    scale = min(shorter / low, LONGEST * shorter / high)
-    return max(1, round(scale * image.width)), max(1, round(scale * image.height))
+def _scale(image: AnnotatedImage, resized: Tensor) -> tuple[float, float]:
+    return resized.shape[2] / image.width, resized.shape[1] / image.height
 
 
 def _decoded(image: AnnotatedImage, size: tuple[int, int]) -> Tensor:

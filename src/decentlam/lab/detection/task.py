@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from decentlam.lab.detection import DetectionData, load_boxes
 from decentlam.lab.detection.detectors import make_detector
 from decentlam.lab.detection.images import DetectionBatch, TestBatch
-from decentlam.lab.detection.scores import MAIN, Scores, from_output, score
+from decentlam.lab.detection.scores import MAIN, Detections, Scores, from_output, score
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.tasks import Numerics, Outcome
+from decentlam.lab.train.tasks import Numerics
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,21 +36,17 @@ class Detection:
     @property
     def notes(self) -> list[str]:
         """Return what a user should know of the data."""
-        notes = []
-        if skipped := self.data.skipped:
-            what = "1 bad box" if len(skipped) == 1 else f"{len(skipped)} bad boxes, the first"
-            notes.append(f"left out {what}: {skipped[0]}")
-        if shared := self.data.shared:
-            notes.append(
-                f"{shared} of {len(self.data.test)} test images are training images too: scores "
-                "on them say nothing about unseen ones"
-            )
-        return notes
+        skipped = self.data.skipped
+        what = "1 bad box" if len(skipped) == 1 else f"{len(skipped)} bad boxes, the first"
+        return [f"left out {what}: {skipped[0]}"] if skipped else []
 
     def pieces(self, batch: DetectionBatch, size: int | None) -> list[tuple[DetectionBatch, float]]:
-        size = size or len(batch)
-        pieces = [batch[first : first + size] for first in range(0, len(batch), size)]
-        return [(piece, len(piece) / len(batch)) for piece in pieces]
+        images, targets, seed = batch
+        size = size or len(images)
+        parts = [slice(at, at + size) for at in range(0, len(images), size)]
+        return [
+            ((images[p], targets[p], seed + p.start), len(images[p]) / len(images)) for p in parts
+        ]
 
     def model(self) -> nn.Module:
         recipe = self.recipe
@@ -63,19 +59,14 @@ class Detection:
     def loss(self, model: nn.Module, batch: DetectionBatch) -> Tensor:
         """Return the sum of the detector's losses. Its random choices are seeded by the batch, so
         that simulated and real nodes make the same."""
-        images = [self.numerics.inputs(image) for image in batch.images]
-        targets = [
-            {
-                "boxes": self.numerics.inputs(target["boxes"]),
-                "labels": target["labels"].to(self.numerics.device),
-            }
-            for target in batch.targets
-        ]
+        pixels, annotated, seed = batch
+        images = [self.numerics.inputs(image) for image in pixels]
+        targets = [{name: self.numerics.inputs(t[name]) for name in t} for t in annotated]
         on_gpu = self.numerics.device.type == "cuda"
         with torch.random.fork_rng([self.numerics.device] if on_gpu else []):
-            torch.default_generator.manual_seed(batch.seed)
+            torch.default_generator.manual_seed(seed)
             if on_gpu:
-                torch.cuda.manual_seed(batch.seed)
+                torch.cuda.manual_seed(seed)
             with self.numerics.autocast():
                 losses: dict[str, Tensor] = model(images, targets)
         return torch.stack(list(losses.values())).sum()
@@ -84,14 +75,14 @@ class Detection:
         return self.data.test_batches(workers)
 
     @torch.no_grad()
-    def score(self, model: nn.Module, batch: TestBatch) -> Outcome:
+    def score(self, model: nn.Module, batch: TestBatch) -> list[Detections]:
         model.eval()
         with self.numerics.autocast():
-            outputs = model([self.numerics.inputs(image) for image in batch.images])
+            outputs = model([self.numerics.inputs(image) for _, image, _ in batch])
         return [
-            from_output(*values)
-            for values in zip(batch.indices, outputs, batch.scales, strict=True)
+            from_output(at, output, scale)
+            for (at, _, scale), output in zip(batch, outputs, strict=True)
         ]
 
-    def numbers(self, outcomes: Sequence[Outcome]) -> Scores:
+    def numbers(self, outcomes: Sequence[list[Detections]]) -> Scores:
         return score(self.data.test, self.data.names, chain.from_iterable(outcomes))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
-from decentlam.lab.detection.annotations import AnnotatedImage, Box, annotate, check_image
-from decentlam.lab.detection.images import AnnotatedSets
+from decentlam.lab.detection.annotations import AnnotatedImage, AnnotatedSets, Box, annotate
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -29,104 +27,68 @@ def read_voc(path: Path, skipped: list[str], classes: tuple[str, ...]) -> Annota
     and val.
     """
     root = path / "VOCdevkit" if (path / "VOCdevkit").is_dir() else path
-    both = [root / "VOC2007", root / "VOC2012"]
-    if all(year.is_dir() for year in both):
-        train, test = [(year, "trainval") for year in both], [(both[0], "test")]
+    years = [f for f in (root, *sorted(root.glob("VOC*"))) if (f / "ImageSets" / "Main").is_dir()]
+    if [year.name for year in years] == ["VOC2007", "VOC2012"]:
+        train, test = [(year, "trainval") for year in years], (years[0], "test")
+    elif len(years) == 1:
+        tested = (years[0] / "ImageSets" / "Main" / "test.txt").is_file()
+        train = [(years[0], "trainval" if tested else "train")]
+        test = (years[0], "test" if tested else "val")
     else:
-        year = _only_year(root)
-        tested = (_lists(year) / "test.txt").is_file()
-        train, test = (
-            [(year, "trainval" if tested else "train")],
-            [(year, "test" if tested else "val")],
+        raise ValueError(
+            f"{root} should be or hold one folder with JPEGImages, Annotations and ImageSets/Main, "
+            f"or VOC2007 and VOC2012; it has {', '.join(year.name for year in years) or 'none'}"
         )
-    folder = train[0][0]
-    if (folder / CLASSES_FILE).is_file():
-        lines = map(str.strip, (folder / CLASSES_FILE).read_text(encoding="utf-8").splitlines())
+    if (years[0] / CLASSES_FILE).is_file():
+        lines = map(str.strip, (years[0] / CLASSES_FILE).read_text(encoding="utf-8").splitlines())
         classes = tuple(filter(None, lines))
     labels = {name: label for label, name in enumerate(classes, start=1)}
     return (
         {label: name for name, label in labels.items()},
         [image for part in train for image in _read(*part, labels, skipped)],
-        [image for part in test for image in _read(*part, labels, skipped)],
+        _read(*test, labels, skipped),
     )
-
-
-def _only_year(root: Path) -> Path:
-    found = [f for f in (root, *sorted(root.glob("VOC*"))) if _lists(f).is_dir()]
-    if len(found) == 1:
-        return found[0]
-    there = f"has {', '.join(f.name for f in found)}: give one of them" if found else "has none"
-    raise ValueError(
-        f"{root} should be or hold a folder with JPEGImages, Annotations and ImageSets/Main; it "
-        f"{there}"
-    )
-
-
-def _lists(year: Path) -> Path:
-    return year / "ImageSets" / "Main"
 
 
 def _read(
     year: Path, part: str, labels: dict[str, int], skipped: list[str]
 ) -> list[AnnotatedImage]:
-    file = _lists(year) / f"{part}.txt"
+    file = year / "ImageSets" / "Main" / f"{part}.txt"
     if not file.is_file():
         raise ValueError(f"there is no {file}, the list of the images of {part}")
-    ids = [
-        line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
-    ]
-    if not ids:
-        raise ValueError(f"{file} names no image")
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"{file} names an image twice")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    ids = [line.split()[0] for line in lines if line.strip()]
+    if not ids or len(set(ids)) < len(ids):
+        raise ValueError(f"{file} names {'an image twice' if ids else 'no image'}")
     return [_read_one(year, name, labels, skipped) for name in ids]
 
 
 def _read_one(year: Path, name: str, labels: dict[str, int], skipped: list[str]) -> AnnotatedImage:
     file = year / "Annotations" / f"{name}.xml"
+    boxes = []
     try:
-        root = ElementTree.parse(file).getroot()
+        root: Any = ElementTree.parse(file).getroot()
+        size = (int(root.findtext("size/width")), int(root.findtext("size/height")))
+        for k, node in enumerate(root.findall("object"), 1):
+            named = node.findtext("name").strip()
+            corners = [float(node.findtext(f"bndbox/{corner}")) for corner in _CORNERS]
+            difficult = (node.findtext("difficult") or "0").strip() == "1"
+            where = f"{file}: object {k} ({named})"
+            boxes.append(Box(where, labels.get(named, 0), corners, difficult))
     except FileNotFoundError:
         raise ValueError(f"there is no annotation {file} for the image {name}") from None
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{file} is not XML: {error}") from error
-    if root.tag != "annotation":
-        raise ValueError(f"{file} is <{root.tag}>, not an <annotation>")
-    width, height = (_size(root, side, file) for side in ("width", "height"))
-    stems = [year / "JPEGImages" / f"{name}{suffix}" for suffix in _SUFFIXES]
-    image = next((stem for stem in stems if stem.is_file()), stems[0])
-    check_image(image, width, height, str(file))
-    objects = [_object(node, k, file, labels) for k, node in enumerate(root.findall("object"), 1)]
-    return annotate(image, width, height, objects, skipped)
-
-
-def _size(root: Element, side: str, file: Path) -> int:
-    text = root.findtext(f"size/{side}")
-    if text is None or not text.strip().isdecimal() or int(text) < 1:
-        given = "no" if text is None else repr(text)
-        raise ValueError(f"{file} has {given} size/{side}; it should be a whole number of pixels")
-    return int(text)
-
-
-def _object(node: Element, number: int, file: Path, labels: dict[str, int]) -> Box:
-    name = (node.findtext("name") or "").strip()
-    where = f"{file}: object {number}"
-    if not name:
-        raise ValueError(f"{where} has no name")
-    where += f" ({name})"
-    if name not in labels:
+    except (ElementTree.ParseError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise ValueError(
-            f"{where} is of an unknown class; known are {', '.join(labels)}. A folder of your own "
-            f"names its classes in {CLASSES_FILE}, one per line"
-        )
-    corners = []
-    for corner in _CORNERS:
-        text = node.findtext(f"bndbox/{corner}")
-        try:
-            corners.append(math.nan if text is None else float(text))
-        except ValueError:
-            raise ValueError(f"{where} has {corner} {text!r}, not a number") from None
-        if text is None:
-            raise ValueError(f"{where} has no bndbox/{corner}")
-    difficult = (node.findtext("difficult") or "0").strip() == "1"
-    return Box(where, labels[name], corners, ignored=difficult)
+            f"{file} is not of VOC's form: {error}, after {len(boxes)} objects; it needs an "
+            f"annotation with size/width and size/height, and objects with a name and bndbox/"
+            f"{', bndbox/'.join(_CORNERS)}"
+        ) from error
+    for box in boxes:
+        if box.label == 0:
+            raise ValueError(
+                f"{box.where} is of an unknown class; known are {', '.join(labels)}. A folder of "
+                f"your own names its classes in {CLASSES_FILE}, one per line"
+            )
+    images = [year / "JPEGImages" / f"{name}{suffix}" for suffix in _SUFFIXES]
+    image = next((image for image in images if image.is_file()), images[0])
+    return annotate(image, size, boxes, file, skipped)

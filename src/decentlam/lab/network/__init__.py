@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decentlam.lab.network.bandwidth import bits_per_second as bits_per_second
 from decentlam.lab.network.hosts import Host as Host
 from decentlam.lab.network.hosts import hosts as hosts
 from decentlam.lab.network.hosts import run_on as run_on

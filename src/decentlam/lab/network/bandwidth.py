@@ -27,18 +27,3 @@ def parse_bandwidth(text: str | float) -> float:
             "plain number of bits per second"
         )
     return value
-
-
-def bits_per_second(bandwidth: str | float) -> float:
-    """Return the bandwidth as a number, if an emulated link can be limited to it.
-
-    >>> bits_per_second("100Mbit"), bits_per_second("2.5Gbit"), bits_per_second(1e6)
-    (100000000.0, 2500000000.0, 1000000.0)
-    """
-    rate = parse_bandwidth(bandwidth)
-    if not 1e4 <= rate < 1e12:
-        raise ValueError(
-            f"links have 10 Kbit/s or more, below 1 Tbit/s; got {bandwidth!r}, which is {rate:g} "
-            "bits per second. Write it as 100Mbit, 1Gbit or 2.5Gbit"
-        )
-    return rate

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from decentlam.lab.network.bandwidth import bits_per_second
+from decentlam.lab.network.bandwidth import parse_bandwidth
 from decentlam.lab.signals import handled_by
 from decentlam.launch.processes import pickled, run_processes, variables
 
@@ -90,7 +90,12 @@ def hosts(count: int, bandwidth: str | float | None = None) -> Iterator[list[Hos
     """
     if not 1 <= count <= 250:
         raise ValueError(f"there can be 1 to 250 hosts, got {count}")
-    rate = None if bandwidth is None else bits_per_second(bandwidth)
+    rate = None if bandwidth is None else parse_bandwidth(bandwidth)
+    if rate is not None and not 1e4 <= rate < 1e12:
+        raise ValueError(
+            f"links have 10 Kbit/s or more, below 1 Tbit/s; got {bandwidth!r}, which is {rate:g} "
+            "bits per second. Write it as 100Mbit, 1Gbit or 2.5Gbit"
+        )
     _remove_stale()
     prefix = f"dlam-{os.getpid()}-{next(_blocks)}"
     switch = f"{prefix}.switch"

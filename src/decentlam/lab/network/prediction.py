@@ -14,15 +14,8 @@ in TCP frames of 1448 bytes and 66 of headers. Messages made of gradients hide b
 that all but the first bucket's gradient and the last bucket's message may overlap; messages without
 gradients (AWC-DmSGD, decent-dp) hide behind forward and backward; without overlap nothing hides.
 
-It knows nothing of processors: it is what the wire allows, and a step takes longer where cores are
-busy. Against measured steps of DDP, decent-dp and ours on emulated hosts that share two cores, it
-is off by (median, most)
-
-    3 %,  9 %    8 nodes, 100 Mbit/s, 2M parameters, compute is a sleep
-    10 %, 21 %   4 nodes, 1 Gbit/s, 10M parameters, compute is a sleep
-    17 %, 39 %   4 nodes, 1 Gbit/s, a transformer of 9.5M computes; most with 16-bit messages
-
-and nearly always too low. The test of this file has the measured times.
+It knows nothing of processors; docs/predict.md says by how much measured steps take longer, and the
+test of this file has the measured times.
 """
 
 from __future__ import annotations
@@ -145,8 +138,9 @@ def table(
     for name, value in (("compute-ms", compute_seconds), ("latency-us", latency_seconds)):
         if not 0 <= value < math.inf:
             raise ValueError(f"--{name} must be 0 or more and finite")
-    behind = {"none": "nothing", "backward": "backward"}[overlap]
-    early = {"none": "nothing", "backward": "step"}[overlap]
+    if overlap not in ("none", "backward"):
+        raise ValueError(f"unknown overlap {overlap!r}; choose from none, backward")
+    behind, early = ("backward", "step") if overlap == "backward" else ("nothing", "nothing")
     ways = [
         ("DDP, pmsgd", "all-reduce", 32, Traffic(None, behind, ddp_buckets=True)),
         ("DDP, bf16 hook", "all-reduce", 16, Traffic(None, behind, 0.5, ddp_buckets=True)),

@@ -19,7 +19,7 @@ from decentlam.lab.formatting import (
 )
 from decentlam.lab.report import curves, nodes
 from decentlam.lab.report.nodes import Process
-from decentlam.lab.report.run_groups import Group, Setting, collect
+from decentlam.lab.report.run_groups import Group, Setting, collect, sortable
 from decentlam.lab.report.runs import Run, number
 from decentlam.lab.values import Record
 
@@ -81,15 +81,9 @@ def _lead(runs: Sequence[Run], settings: Sequence[Setting]) -> str:
 
 
 def _either(runs: Sequence[Run], field: str) -> str:
-    """Return the values of a field: 8, or 8, 16 or 32, or 2 to 64 if they are many."""
-    found = {value_text(run.recipe.get(field, "?")): run.recipe.get(field, "?") for run in runs}
-    values = list(found.values())
-    if all(number(value) is not None for value in values):
-        values.sort()
-        if len(values) > 4:
-            values = [f"{value_text(values[0])} to {value_text(values[-1])}"]
-    shown = [f"{v:,}" if isinstance(v, int) and v > 9999 else value_text(v) for v in values]
-    return listed(shown).replace(" and ", " or ")
+    """Return the values of a field: 8, or 8 or 16."""
+    values = {str(value): value for value in (run.recipe.get(field, "?") for run in runs)}
+    return " or ".join(value_text(value) for value in sorted(values.values(), key=sortable))
 
 
 # A row of the table, and all else about a group --------------------------------------------------
@@ -104,30 +98,23 @@ class Column:
     below: Callable[[Group], str] = lambda group: ""  # a second, smaller line
 
 
+def _over_runs(value: Callable[[Run], float | None]) -> Callable[[Group], Spread | None]:
+    return lambda group: spread([value(run) for run in group.averaged])
+
+
 def _last(key: str) -> Callable[[Group], Spread | None]:
-    return lambda group: spread([run.last(key) for run in group.averaged])
-
-
-def _rate(run: Run) -> float | None:
-    """Return all images over all seconds."""
-    seconds = run.total("step_seconds")
-    images = sum(
-        (number(record.get("images_per_second")) or 0.0)
-        * (number(record.get("step_seconds")) or 0.0)
-        for record in run.timed
-    )
-    return images / seconds if seconds and images else None
+    return _over_runs(lambda run: run.last(key))
 
 
 def _wait(run: Run) -> float | None:
     """Return the waiting share of the time of all steps; simulated nodes do not wait."""
-    seconds = run.total("step_seconds")
+    seconds, wait = run.mean("step_seconds"), run.mean("wait_seconds")
     simulated = run.info.get("simulated")
-    return run.total("wait_seconds") / seconds if seconds and not simulated else None
+    return wait / seconds if seconds and wait is not None and not simulated else None
 
 
 def _worst_to_best(group: Group) -> str:
-    ends = [[run.last(f"nodes_{{}}_{end}") for run in group.averaged] for end in ("min", "max")]
+    ends = [[run.last(f"nodes_{end}") for run in group.averaged] for end in ("min", "max")]
     low, high = ([value for value in end if value is not None] for end in ends)
     if not low or len(low) + len(high) < 2 * len(group.averaged):
         return ""
@@ -137,7 +124,7 @@ def _worst_to_best(group: Group) -> str:
 
 def _progress(group: Group) -> str:
     """Say which runs the means are of, where that is not all of them at their end."""
-    if group.averaged and not group.finished:
+    if group.averaged and group.averaged[0].status != "finished":
         epoch = min(run.last("epoch") or 0.0 for run in group.averaged)
         return f"at epoch {epoch:.3g} of {value_text(group.runs[0].recipe.get('epochs', '?'))}"
     if 0 < len(group.averaged) < len(group.runs):
@@ -146,10 +133,15 @@ def _progress(group: Group) -> str:
 
 
 COLUMNS = (
-    Column("averaged model", "%", _last("averaged_{}"), percent, _progress),
-    Column("node mean", "%", _last("nodes_{}"), percent, _worst_to_best),
+    Column("averaged model", "%", _last("averaged"), percent, _progress),
+    Column("node mean", "%", _last("nodes"), percent, _worst_to_best),
     Column("consensus distance", "", _last("consensus_distance"), quantity),
-    Column("images", "per s", lambda g: spread([_rate(r) for r in g.averaged]), quantity),
+    Column(
+        "images",
+        "per s",
+        lambda g: spread([r.mean("images_per_second") for r in g.averaged]),
+        quantity,
+    ),
     Column(
         "wait",
         "% of time",
@@ -192,8 +184,7 @@ def _cell(group: Group, column: Column) -> list[str]:
 def _run(run: Run) -> Record:
     """Return how a run can be repeated: its command, and what is particular to it."""
     words = [f"seed {value_text(run.recipe.get('seed', '?'))}", run.status]
-    seconds = number(run.end.get("seconds")) if run.end else None
-    words += [duration(seconds)] if seconds is not None else []
+    words += [duration(run.seconds)] if run.seconds is not None else []
     words += [f"started {run.info['started']}"] if run.info.get("started") else []
     command = run.info.get("command")
     return {

@@ -2,88 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import NamedTuple
 
+from decentlam.lab.formatting import short
 from decentlam.lab.report.run_groups import Group, Setting
-from decentlam.lab.report.runs import Run, field, number, score_name
+from decentlam.lab.report.runs import Run
 from decentlam.lab.values import Record
 
 _MOST_POINTS = 400  # per line; longer ones are thinned, since a screen has no more columns
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A field of the records against the epoch; {} stands for the score of the runs."""
+class Chart(NamedTuple):
+    """A field of the records against the epoch."""
 
-    name: str
-    title: str
-    note: str
     key: str
-    low: str = ""  # the fields that bound the spread; otherwise it is that of the key over seeds
-    high: str = ""
-    of_steps: bool = False  # of step records, otherwise of evaluations
-    percent: bool = False
+    title: str  # {} stands for the score of the runs
+    note: str
+    unit: str = ""
     scale: str = ""  # "linear" or "log" to start with, if the reader may choose
+    bounds: tuple[str, str] | None = None  # fields; otherwise the spread is that of key over seeds
 
 
-CHARTS = (
+OF_EVALUATIONS = (
     Chart(
         "averaged",
         "{} of the averaged model",
         "The parameters of all nodes averaged, then tested.",
-        "averaged_{}",
-        percent=True,
+        "%",
     ),
     Chart(
-        "nodes",
-        "{} of the nodes",
-        "Each node’s own model: mean, worst and best.",
-        "nodes_{}",
-        "nodes_{}_min",
-        "nodes_{}_max",
-        percent=True,
+        *("nodes", "{} of the nodes", "Each node’s own model: mean, worst and best.", "%"),
+        bounds=("nodes_min", "nodes_max"),
     ),
     Chart(
-        "consensus",
-        "Consensus distance",
-        "Root mean square distance from the average.",
-        "consensus_distance",
-        scale="log",
+        *("consensus_distance", "Consensus distance"),
+        *("Root mean square distance from the average.", "", "log"),
     ),
-    Chart(
-        "loss",
-        "Training loss",
-        "The mean over the batches of all nodes.",
-        "loss",
-        of_steps=True,
-        scale="linear",
-    ),
-    Chart(
-        "lr",
-        "Learning rate",
-        "As scheduled, for the whole batch.",
-        "lr",
-        of_steps=True,
-    ),
+)
+OF_STEPS = (
+    Chart("loss", "Training loss", "The mean over the batches of all nodes.", "", "linear"),
+    Chart("lr", "Learning rate", "As scheduled, for the whole batch."),
 )
 
 
 def charts(settings: Sequence[Setting]) -> list[Record]:
     """Return what the script of the page draws curves from."""
     groups = [group for setting in settings for group in setting.groups]
-    score = score_name([run for group in groups for run in group.runs])
+    scores = {run.score for group in groups for run in group.runs}
+    score = scores.pop() if len(scores) == 1 else "score"
     score = score[0].upper() + score[1:]
     return [
         {
-            "name": chart.name,
+            "name": chart.key,
             "title": chart.title.format(score),
             "note": chart.note,
-            "unit": "%" if chart.percent else "",
+            "unit": chart.unit,
             "scale": chart.scale,
             "lines": [line for group in groups for line in _lines(chart, group)],
         }
-        for chart in CHARTS
+        for chart in (*OF_EVALUATIONS, *OF_STEPS)
     ]
 
 
@@ -122,24 +101,22 @@ def _lines(chart: Chart, group: Group) -> list[Record]:
 
 def _line(chart: Chart, runs: Sequence[Run]) -> Record:
     """Return mean, lowest and highest at the steps that all runs have."""
-    records = [run.steps if chart.of_steps else run.evaluations for run in runs]
+    records = [run.steps if chart in OF_STEPS else run.evaluations for run in runs]
     size = max((-(-len(of_run) // _MOST_POINTS) for of_run in records), default=1)
-    by_step = [
-        {record.get("step"): record for record in _thinned(of_run, chart.key, size)}
-        for of_run in records
-    ]
+    by_step = [{r["step"]: r for r in _thinned(of_run, chart.key, size)} for of_run in records]
     line: dict[str, list[float | None]] = {"x": [], "y": [], "low": [], "high": []}
+    scale = 100.0 if chart.unit == "%" else 1.0
+    lowest, highest = chart.bounds or (chart.key, chart.key)
     for step in by_step[0] if by_step else ():
         if any(step not in of_run for of_run in by_step):
             continue
         here = [of_run[step] for of_run in by_step]
-        keys = (chart.key, chart.low or chart.key, chart.high or chart.key)
-        values, lows, highs = (_values(here, key) for key in keys)
-        line["x"].append(_short(here[0]["epoch"]))
-        scale = 100.0 if chart.percent else 1.0
-        line["y"].append(_short(scale * sum(values) / len(values)) if values else None)
-        line["low"].append(_short(scale * min(lows)) if lows else None)
-        line["high"].append(_short(scale * max(highs)) if highs else None)
+        line["x"].append(short(here[0]["epoch"]))
+        how: dict[str, tuple[str, Callable[[list[float]], float]]]
+        how = {"y": (chart.key, fmean), "low": (lowest, min), "high": (highest, max)}
+        for name, (key, over) in how.items():
+            values = _values(here, key)
+            line[name].append(short(scale * over(values)) if values else None)
     alike = line["low"] == line["y"] == line["high"]
     return {"x": line["x"], "y": line["y"]} if alike else line
 
@@ -150,16 +127,11 @@ def _thinned(records: Sequence[Record], key: str, size: int) -> list[Record]:
     for at in range(0, len(records), max(1, size)):
         members = records[at : at + max(1, size)]
         values = _values(members, key)
-        thinned.append({**members[-1], key: sum(values) / len(values) if values else None})
+        thinned.append({**members[-1], key: fmean(values) if values else None})
     return thinned
 
 
 def _values(records: Sequence[Record], key: str) -> list[float]:
     """Return the field of all records, or of none if one lacks it."""
-    values = [number(field(record, key)) for record in records]
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    values = [record[key] for record in records if record.get(key) is not None]
+    return values if len(values) == len(records) else []

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from decentlam.lab.formatting import bytes_of, duration, quantity
+from decentlam.lab.formatting import bytes_of, duration, quantity, short
 from decentlam.lab.report.runs import number
 from decentlam.lab.topology_drawing import circle, positions
 from decentlam.lab.values import Record, parse_json
@@ -112,43 +112,27 @@ def of_this_run(processes: Sequence[Process], info: Record) -> list[Process]:
     return [process for process in processes if process.last["time"] > started]
 
 
-def merged(processes: Sequence[Process], key: str) -> list[tuple[float, float, float, float]]:
-    """Return (step, mean, lowest, highest) of a number over the processes, in bins of steps."""
-    last = max((process.last["step"] for process in processes), default=0.0)
-    width = max(1.0, last / _MOST_POINTS)
-    bins: dict[int, list[float]] = {}
-    for process in processes:
-        own: dict[int, list[float]] = {}
-        for record in process.records:
-            if record[key] is not None:
-                own.setdefault(int(record["step"] / width), []).append(record[key])
-        for at, values in own.items():
-            bins.setdefault(at, []).append(statistics.fmean(values))
-    return [
-        (
-            (at + 1) * width if (at + 1) * width <= last else last,
-            statistics.fmean(v),
-            min(v),
-            max(v),
-        )
-        for at, v in sorted(bins.items())
-    ]
-
-
 def curves(processes: Sequence[Process], per_epoch: float) -> dict[str, Record]:
-    """Return loss, disagreement and lr over epochs, each as a band over the processes."""
-    lines = {}
+    """Return loss, disagreement and lr over epochs, each as a band over the processes: mean,
+    lowest and highest in bins of steps."""
+    last = max(process.last["step"] for process in processes)
+    width = max(1.0, last / _MOST_POINTS)
+    lines: dict[str, Record] = {}
     for key in ("loss", "disagreement", "lr"):
-        points = merged(processes, key)
-        if points:
-            x, y, low, high = zip(*points, strict=True)
-            lines[key] = {
-                "x": [float(f"{step / per_epoch:.6g}") for step in x],
-                **{
-                    name: [float(f"{value:.6g}") for value in values]
-                    for name, values in (("y", y), ("low", low), ("high", high))
-                },
-            }
+        bins: dict[int, list[float]] = {}
+        for process in processes:
+            own: dict[int, list[float]] = {}
+            for record in process.records:
+                if record[key] is not None:
+                    own.setdefault(int(record["step"] / width), []).append(record[key])
+            for at, values in own.items():
+                bins.setdefault(at, []).append(statistics.fmean(values))
+        line: Record = {
+            "x": [short(min(last, (at + 1) * width) / per_epoch) for at in sorted(bins)]
+        }
+        for name, over in (("y", statistics.fmean), ("low", min), ("high", max)):
+            line[name] = [short(over(bins[at])) for at in sorted(bins)]
+        lines |= {key: line} if bins else {}
     return lines
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ _PROBLEM = {
     "batch": "batch {}",
     "epochs": "{} epochs",
 }
+_FORMS = _PROBLEM | {"hyper": "{}"}
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,12 @@ class Group:
         """The other runs: shown, never part of a mean."""
         return tuple(run for run in self.runs if run not in self.averaged)
 
-    @property
-    def finished(self) -> bool:
-        return any(run.status == "finished" for run in self.runs)
-
     def status(self) -> str:
         """Return how the runs ended: finished, or 2 finished, 1 diverged at step 310."""
-        ends = [_end_of(run) for run in self.runs]
-        kinds = {kind: [where for k, where in ends if k == kind] for kind, _ in ends}
-        order = sorted(kinds, key=lambda kind: (kind != "finished", kind))
-        parts = []
-        for kind in order:
-            count = f"{len(kinds[kind])} " if len(order) > 1 else ""
-            parts.append(
-                f"{count}{kind}{' ' + formatting.listed(kinds[kind]) if all(kinds[kind]) else ''}"
-            )
-        return ", ".join(parts)
+        ends = Counter(sorted((run.ended for run in self.runs), key="finished".__ne__))
+        return ", ".join(
+            f"{count} {ended}" if len(ends) > 1 else ended for ended, count in ends.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -85,18 +78,17 @@ def _collect(runs: Sequence[Run], problem: tuple[str, ...]) -> list[Setting]:
     problems: dict[str, list[Run]] = {}
     for run in sorted(runs, key=_order):
         problems.setdefault(_words(run, varying & set(problem)), []).append(run)
-    settings: list[Setting] = []
+    settings, index = [], itertools.count()
     for label, members in problems.items():
         inside = _varying(members)
         grouped: dict[str, list[Run]] = {}
         for run in members:
             grouped.setdefault(_key({**_fields(run), "seed": None}), []).append(run)
-        first = sum(len(setting.groups) for setting in settings)
-        groups = tuple(
-            Group(index, str(alike[0].recipe["method"]), _words(alike[0], inside), tuple(alike))
-            for index, alike in enumerate(grouped.values(), start=first)
+        groups = (
+            Group(next(index), str(of[0].recipe["method"]), _words(of[0], inside), tuple(of))
+            for of in grouped.values()
         )
-        settings.append(Setting(label, groups))
+        settings.append(Setting(label, tuple(groups)))
     return settings
 
 
@@ -113,19 +105,14 @@ def _fields(run: Run) -> dict[str, Any]:
 
 def _words(run: Run, names: set[str]) -> str:
     """Return the given settings of a run in words."""
-    fields = _fields(run)
-    parts = [
-        w.format(formatting.value_text(fields.get(f))) for f, w in _PROBLEM.items() if f in names
-    ]
-    for field, value in fields.items():
-        if field not in names or field in _PROBLEM:
-            continue
+    parts = []
+    for field, value in _fields(run).items():
         if field == "simulated":
-            parts.append("simulated" if value else "real processes")
-        elif field == "hyper":
-            parts += [formatting.value_text(value)] if value else []
+            text = "simulated" if value else "real processes"
         else:
-            parts.append(f"{field.replace('_', ' ')} {formatting.value_text(value)}")
+            form = _FORMS.get(field, f"{field.replace('_', ' ')} {{}}")
+            text = form.format(formatting.value_text(value))
+        parts += [text] if text and field in names else []
     return ", ".join(parts)
 
 
@@ -135,12 +122,12 @@ def _order(run: Run) -> tuple[Any, ...]:
     methods = list(ALGORITHMS)
     place = methods.index(method) if method in methods else len(methods)
     seed = fields.pop("seed", 0)
-    problem = [_sortable(fields.get(field)) for field in _PROBLEM]
-    rest = [(field, _sortable(fields[field])) for field in sorted(fields)]
-    return problem, place, method, rest, _sortable(seed), str(run.directory)
+    problem = [sortable(fields.get(field)) for field in _PROBLEM]
+    rest = [(field, sortable(fields[field])) for field in sorted(fields)]
+    return problem, place, method, rest, sortable(seed), str(run.directory)
 
 
-def _sortable(value: Any) -> tuple[bool, float, str]:
+def sortable(value: Any) -> tuple[bool, float, str]:
     if isinstance(value, (int, float)):
         return False, float(value), ""
     return True, 0.0, _key(value)
@@ -148,12 +135,3 @@ def _sortable(value: Any) -> tuple[bool, float, str]:
 
 def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _end_of(run: Run) -> tuple[str, str]:
-    """Return how a run ended, and where if that was not the end of the recipe."""
-    if run.status == "finished":
-        return run.status, ""
-    if run.end is not None and run.end.get("step") is not None:
-        return run.status, f"at step {formatting.value_text(run.end['step'])}"
-    return run.status, f"at epoch {run.last_epoch:.3g}"

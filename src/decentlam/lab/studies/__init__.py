@@ -5,7 +5,6 @@ from __future__ import annotations
 from decentlam.lab.studies import (
     accuracy,
     bias,
-    detection,
     regression,
     runtime,
     text,
@@ -19,7 +18,7 @@ STUDIES: dict[str, Study] = {
     "large-batch": accuracy.LARGE_BATCH,
     "models": accuracy.MODELS,
     "topologies": accuracy.TOPOLOGIES,
-    "detection": detection.STUDY,
+    "detection": accuracy.DETECTION,
     "runtime": runtime.STUDY,
     "text": text.STUDY,
     "unlike": unlike.STUDY,

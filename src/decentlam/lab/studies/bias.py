@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from decentlam import Nodes
-from decentlam.lab import plot_style
 from decentlam.lab.studies.common import where
 from decentlam.lab.studies.study import Record, Study, Tick, silent
-from decentlam.lab.theory import fixed_point
-from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
+from decentlam.lab.theory import Quadratic, fixed_point, linear_regression
 from decentlam.topology import Topology, resolve
 
 # Each sweep's x-axis, and the power of it in the paper's orders. That of 1/(1-beta) depends on the
@@ -25,7 +20,6 @@ AXES = {"beta": "1/(1-beta)", "lr": "lr", "rho": "1/(1-rho)", "b2": "b^2"}
 POWERS = {"lr": 2.0, "rho": 2.0, "b2": 1.0}
 MOMENTUM_POWERS = {"dsgd": 0.0, "qg-dmsgd": 0.0, "decentlam": 0.0}  # of all others 2
 FITTED_LRS = 3  # the slope in lr is fitted to this many of the smallest
-_BIAS = r"limit of the node mean of $\|x_i - x^*\|^2$"
 
 
 @dataclass(frozen=True)
@@ -94,24 +88,19 @@ def points(setting: Bias) -> list[Point]:
 def run(setting: Bias, tick: Tick = silent) -> list[Record]:
     problem = linear_regression(setting.nodes, seed=setting.seed)
     todo = points(setting)
-    limits: dict[tuple[object, ...], tuple[float, int]] = {}  # sweeps share some points
     records = []
     for done, point in enumerate(todo):
         tick(done, len(todo), f"{point.sweep}: {point.method} on {point.topology!r}")
         scaled = problem.with_heterogeneity(point.factor)
-        key = (point.method, point.topology.name, point.lr, point.beta, point.factor)
-        if key not in limits:
-            limits[key] = limit(scaled, point, setting.tolerance)
-        records.append(record(scaled, point, *limits[key]))
+        records.append(record(scaled, point, *limit(scaled, point, setting.tolerance)))
     return records
 
 
-def record(problem: LinearRegression, point: Point, measured: float, steps: int) -> Record:
+def record(problem: Quadratic, point: Point, measured: float, steps: int) -> Record:
     """Return the measured limit beside the closed form and the paper's order and power."""
-    q = problem.quadratic
-    closed = fixed_point(point.method, point.topology, q.hessians, q.linear, point.lr, point.beta)
+    closed = fixed_point(point.method, point.topology, problem, point.lr, point.beta)
     rho = point.topology.rho
-    x = {"beta": 1 / (1 - point.beta), "lr": point.lr, "rho": 1 / (1 - rho), "b2": q.b2}
+    x = {"beta": 1 / (1 - point.beta), "lr": point.lr, "rho": 1 / (1 - rho), "b2": problem.b2}
     return {
         "sweep": point.sweep,
         "x": x[point.sweep],
@@ -121,19 +110,19 @@ def record(problem: LinearRegression, point: Point, measured: float, steps: int)
         "lr": point.lr,
         "beta": point.beta,
         "rho": rho,
-        "b2": q.b2,
+        "b2": problem.b2,
         "measured": measured,
         "closed_form": problem.bias(closed),
         "steps": steps,
     }
 
 
-def limit(problem: LinearRegression, point: Point, tolerance: float) -> tuple[float, int]:
+def limit(problem: Quadratic, point: Point, tolerance: float) -> tuple[float, int]:
     """Return the bias, and the steps, when one more time constant moves the models no more."""
     start = problem.x_star.expand_as(problem.start)
     nodes = Nodes(point.method, point.topology, start, point.beta)
     # The slowest mode is the common one: the average moves by lr * curvature / (1-beta) per step.
-    slowest = torch.linalg.eigvalsh(problem.quadratic.hessians.mean(0))[0].item()
+    slowest = torch.linalg.eigvalsh(problem.hessians.mean(0))[0].item()
     chunk = int((1 - point.beta) / (point.lr * slowest) + 10 / (1 - point.beta))
     for _ in range(100):
         before = nodes.x.clone()
@@ -186,55 +175,5 @@ def notes(setting: Bias, records: Sequence[Record]) -> list[str]:
     ]
 
 
-def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the bias against 1/(1-beta), lr, 1/(1-rho) and b^2, with the predictions."""
-    figure, panels = plot_style.axes(4, (9.6, 7.6))
-    x_labels = {
-        "beta": r"$1/(1-\beta)$",
-        "lr": r"learning rate",
-        "rho": r"$1/(1-\rho)$: one graph at several rates",
-        "b2": r"data inconsistency $b^2$",
-    }
-    methods = list(dict.fromkeys(r["method"] for r in records))
-    for ax, (sweep, x_label) in zip(panels, x_labels.items(), strict=True):
-        ax.set(xscale="log", yscale="log", xlabel=x_label, ylabel=_BIAS)
-        for method in methods:
-            mine = where(records, sweep=sweep, method=method)
-            _draw_sweep(ax, sorted(mine, key=lambda r: r["x"]), method)
-        _draw_order(ax, where(records, sweep=sweep))
-        if sweep in ("beta", "rho"):
-            plot_style.plain_ticks(ax, (1, 2, 5, 10, 20, 50))
-    handles = [Line2D([], [], label=plot_style.label(m), **plot_style.both(m)) for m in methods]
-    handles += [
-        Line2D([], [], label="measured", **plot_style.points("pmsgd") | {"color": plot_style.GREY}),
-        Line2D([], [], label="closed form", color=plot_style.GREY),
-        Line2D([], [], label="the paper's order", color=plot_style.GREY, **plot_style.GUIDE),
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
-    return {"bias": figure}
-
-
-def _draw_sweep(ax: Axes, records: Sequence[Record], method: str) -> None:
-    """Draw measurements as markers, the closed form as a line."""
-    if len(records) == 1:  # DSGD has no momentum: one level
-        ax.axhline(records[0]["closed_form"], **plot_style.line(method))
-    x = [r["x"] for r in records]
-    ax.plot(x, [r["closed_form"] for r in records], **plot_style.line(method))
-    ax.plot(x, [r["measured"] for r in records], **plot_style.points(method))
-
-
-def _draw_order(ax: Axes, records: Sequence[Record]) -> None:
-    """Draw the paper's slope for DmSGD and DecentLaM, through their leftmost point.
-
-    There lr / ((1-beta)(1-rho)) is smallest, which is where the orders hold.
-    """
-    for method in ("dmsgd", "decentlam"):
-        mine = sorted((r for r in records if r["method"] == method), key=lambda r: r["x"])
-        if mine:
-            x = np.array([mine[0]["x"], mine[-1]["x"]])
-            y = mine[0]["closed_form"] * (x / x[0]) ** mine[0]["power"]
-            ax.plot(x, y, color=plot_style.GREY, zorder=5, **plot_style.GUIDE)
-
-
 _SUMMARY = "how the inconsistency bias grows with momentum, lr, rho and b^2 (Propositions 2, 3)"
-STUDY = Study("bias", _SUMMARY, recipe, run, table, notes, figures)
+STUDY = Study("bias", _SUMMARY, recipe, run, table, notes)

@@ -1,18 +1,13 @@
-"""What the studies that train share: seeds, recipes, accuracies over seeds, and a figure."""
+"""What the studies that train share: seeds, recipes, and scores over seeds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
-from decentlam.lab import plot_style
 from decentlam.lab.studies.study import Record
 from decentlam.lab.values import parse_json, plain
 
@@ -122,54 +117,3 @@ def lead_text(
     """Return the lead of one method over another in words, for both scores."""
     averaged, nodes = (signed(leads(records, ours, theirs, key)) for key in keys)
     return f"{averaged} (averaged), {nodes} (nodes)"
-
-
-def dot_panels(
-    panels: Mapping[str, Sequence[Record]],
-    rows: str,
-    keys: tuple[str, str] = (AVERAGED, NODES),
-    what: str = "test accuracy, %",
-) -> Figure:
-    """Draw a panel per title, a band per value of `rows`: each seed, filled for the averaged model,
-    hollow for the mean of the nodes' own ones; `keys` are the two scores."""
-    names = {title: list(dict.fromkeys(r[rows] for r in found)) for title, found in panels.items()}
-    methods = list(dict.fromkeys(r["method"] for found in panels.values() for r in found))
-    height = 1.4 + 0.85 * max(map(len, names.values()))
-    figure, axes = plot_style.axes(len(panels), (10.4, height * -(-len(panels) // 2)))
-    for ax, (title, records) in zip(axes, panels.items(), strict=True):
-        for band, name in enumerate(reversed(names[title])):
-            here = where(records, **{rows: name})
-            present = [method for method in methods if where(here, method=method)]
-            for place, method in enumerate(reversed(present)):
-                y = band + 0.7 * ((place + 0.5) / len(present) - 0.5)
-                _draw_seeds(ax, where(here, method=method), method, y, keys)
-            if band:
-                ax.axhline(band - 0.5, color="#DDDDDD", linewidth=0.8)
-        ax.grid(visible=False, axis="y")
-        ax.set_yticks(range(len(names[title])), [str(name) for name in reversed(names[title])])
-        ax.set(title=title, xlabel=what, ylim=(-0.5, len(names[title]) - 0.5))
-    handles = [Line2D([], [], label=plot_style.label(m), **plot_style.points(m)) for m in methods]
-    grey = plot_style.points("pmsgd") | {"color": plot_style.GREY, "marker": "o"}
-    handles += [
-        Line2D([], [], label="averaged model", **grey),
-        Line2D([], [], label="nodes' own", **grey | {"markerfacecolor": "white"}),
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    return figure
-
-
-def _draw_seeds(
-    ax: Axes, records: Sequence[Record], method: str, y: float, keys: tuple[str, str]
-) -> None:
-    averaged, nodes = (scores(records, key) for key in keys)
-    ax.plot(nodes, [y] * len(nodes), **plot_style.points(method) | {"markerfacecolor": "white"})
-    ax.plot(averaged, [y] * len(averaged), **plot_style.points(method))
-    if not averaged:
-        ax.annotate(
-            f"{plot_style.label(method)} diverges",
-            (0.02, y),
-            xycoords=("axes fraction", "data"),
-            verticalalignment="center",
-            color=plot_style.color(method),
-            fontsize=8,
-        )

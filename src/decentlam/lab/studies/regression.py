@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -14,8 +13,7 @@ from decentlam import simulate
 from decentlam.lab import plot_style
 from decentlam.lab.studies.common import METHODS
 from decentlam.lab.studies.study import Record, Study, Tick, silent
-from decentlam.lab.theory.fixed_point import COUPLINGS, fixed_point
-from decentlam.lab.theory.linear_regression import LinearRegression, linear_regression
+from decentlam.lab.theory import COUPLINGS, Quadratic, fixed_point, linear_regression
 from decentlam.topology import Topology, resolve
 
 TARGET = 1e-4  # the relative error that "steps to" counts
@@ -78,13 +76,12 @@ def run(setting: Regression, tick: Tick = silent) -> list[Record]:
 
 
 def trace(
-    problem: LinearRegression,
+    problem: Quadratic,
     method: str,
     topology: Topology,
     lr: float,
     momentum: float,
     steps: int,
-    gradient: Any = None,
     **hyper: Any,
 ) -> tuple[list[float], Tensor]:
     """Return the relative error before and after every step, and the last models."""
@@ -93,7 +90,7 @@ def trace(
         method,
         topology,
         problem.start,
-        gradient or problem.gradient,
+        problem.gradient,
         lr,
         steps,
         momentum,
@@ -104,14 +101,12 @@ def trace(
 
 
 def closed_form_error(
-    problem: LinearRegression, method: str, topology: Topology, lr: float, momentum: float
+    problem: Quadratic, method: str, topology: Topology, lr: float, momentum: float
 ) -> float | None:
     """Return the relative error of the method's fixed point; None where it has none."""
     if method not in COUPLINGS or not topology.static:
         return None
-    q = problem.quadratic
-    x = fixed_point(method, topology, q.hessians, q.linear, lr, momentum)
-    return problem.relative_error(x)
+    return problem.relative_error(fixed_point(method, topology, problem, lr, momentum))
 
 
 def steps_to(errors: Sequence[float], target: float) -> int | None:
@@ -147,57 +142,26 @@ def notes(setting: Regression, records: Sequence[Record]) -> list[str]:
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw `methods`, all of them, and `figure3`, the paper's three with their closed forms."""
-    figure, panels = plot_style.axes(2, (10.4, 4.8))
-    for ax, title in zip(panels, ("The first 300 steps", "To the end"), strict=True):
-        _draw_curves(ax, records)
-        ax.set_title(title)
-    panels[0].set(xlim=(0, 300), ylim=(3e-9, 2))
-    panels[1].set_ylabel("")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
-    figures = {"methods": figure}
+    """Draw `methods`, all of them, and `figure3`, the paper's three."""
     paper = [r for r in records if r["method"] in ("dsgd", "dmsgd", "decentlam")]
-    if paper:
-        figures["figure3"] = convergence(paper, "DecentLaM: the speed of DmSGD, the bias of DSGD")
-        figures["figure3"].axes[0].set_xlim(0, 400)
-        _draw_limits(figures["figure3"].axes[0], paper)
-    return figures
+    title = "DecentLaM: the speed of DmSGD, the bias of DSGD"
+    return {
+        "methods": convergence(records, "All methods"),
+        "figure3": convergence(paper, title, 400),
+    }
 
 
-def convergence(records: Sequence[Record], title: str) -> Figure:
+def convergence(records: Sequence[Record], title: str, steps: int | None = None) -> Figure:
     """Draw one curve per method: relative error against steps."""
     figure, (ax,) = plot_style.axes(1, (6.4, 4.4))
-    _draw_curves(ax, records)
-    ax.set_title(title)
-    ax.legend(fontsize=9, frameon=False)
-    return figure
-
-
-def _draw_curves(ax: Axes, records: Sequence[Record]) -> None:
     for method in dict.fromkeys(r["method"] for r in records):
         curve = [r for r in records if r["kind"] == "curve" and r["method"] == method]
         errors = [max(r["error"], _FLOOR) for r in curve]
-        steps = [r["step"] for r in curve]
-        ax.semilogy(steps, errors, label=plot_style.label(method), **plot_style.line(method))
-    ax.set(xlabel="step", ylabel=_ERROR, xlim=(0, None))
-
-
-def _draw_limits(ax: Axes, records: Sequence[Record]) -> None:
-    """Draw a dotted line and its value at every fixed point; equal ones share a text."""
-    limits = {r["method"]: r["closed_form"] for r in records if r["kind"] == "limit"}
-    for value in dict.fromkeys(f"{limit:.6g}" for limit in limits.values() if limit):
-        methods = [method for method, limit in limits.items() if limit and f"{limit:.6g}" == value]
-        ax.axhline(float(value), color=plot_style.color(methods[-1]), linewidth=1, linestyle=":")
-        ax.annotate(
-            f"closed form of {' and '.join(map(plot_style.label, methods))}: {float(value):.4g}",
-            (0.99, float(value)),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, -10),
-            textcoords="offset points",
-            horizontalalignment="right",
-            fontsize=8,
-        )
+        x = [r["step"] for r in curve]
+        ax.semilogy(x, errors, label=plot_style.label(method), **plot_style.line(method))
+    ax.set(xlabel="step", ylabel=_ERROR, xlim=(0, steps), title=title)
+    ax.legend(fontsize=9, frameon=False)
+    return figure
 
 
 _SUMMARY = "convergence and final bias of twelve methods on linear regression (Figures 2 and 3)"

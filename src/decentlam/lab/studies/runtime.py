@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -98,7 +97,18 @@ def recipe(
 def run(setting: TimingStudy, tick: Tick = silent) -> list[Record]:
     """Return a record per cluster, round and contender."""
     records: list[Record] = []
-    benchmarks = [_benchmark(setting, cluster) for cluster in setting.clusters]
+    benchmarks = [
+        Benchmark(
+            model=cluster.model,
+            parameters=cluster.parameters,
+            compute=cluster.compute,
+            rounds=setting.rounds,
+            iterations=setting.iterations,
+            only=setting.names,
+            seed=setting.seed,
+        )
+        for cluster in setting.clusters
+    ]
     total = setting.rounds * len(benchmarks)
     for number, (cluster, benchmark) in enumerate(zip(setting.clusters, benchmarks, strict=True)):
         network = "loopback" if setting.loopback else cluster.bandwidth or "no limit"
@@ -121,40 +131,12 @@ def run(setting: TimingStudy, tick: Tick = silent) -> list[Record]:
     return records
 
 
-def _benchmark(setting: TimingStudy, cluster: Cluster) -> Benchmark:
-    return Benchmark(
-        model=cluster.model,
-        parameters=cluster.parameters,
-        compute=cluster.compute,
-        rounds=setting.rounds,
-        iterations=setting.iterations,
-        only=setting.names,
-        seed=setting.seed,
-    )
-
-
 def table(records: Sequence[Record]) -> list[Record]:
-    rows = []
-    for mine in by_cluster(records):
-        about = mine[0]
-        for row in summary(mine):
-            rows.append(
-                {
-                    "nodes": about["nodes"],
-                    "network": about["network"],
-                    "parameters": f"{about['parameters'] / 1e6:.3g}M",
-                    "compute": about["compute"],
-                    "contender": row["contender"],
-                    "ms": round(row["ms"], 1),
-                    "of_DDP": f"{row['of_DDP']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})",
-                    "speed-up": f"{row['speed_up']:.2f}",
-                    "compute_ms": round(row["compute_ms"], 1),
-                    "exposed_ms": round(row["exposed_ms"], 1),
-                    "update_ms": round(row["update_ms"], 1),
-                    "MB_sent": f"{row['MB_sent']:.3g}",
-                }
-            )
-    return rows
+    return [
+        {key: mine[0][key] for key in ("nodes", "network", "parameters", "compute")} | row
+        for mine in by_cluster(records)
+        for row in summary(mine)
+    ]
 
 
 def notes(setting: TimingStudy, records: Sequence[Record]) -> list[str]:
@@ -188,45 +170,35 @@ def notes(setting: TimingStudy, records: Sequence[Record]) -> list[str]:
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Draw the paper's Figure 6: a panel per cluster, a bar per contender, darkest what is
     exposed."""
-    clusters = by_cluster(records)
-    longest = max(len(summary(mine)) for mine in clusters)
-    rows = -(-len(clusters) // 2)
-    figure, axes = plot_style.axes(len(clusters), (11.6, 0.9 + rows * (1.2 + 0.23 * longest)))
-    for ax, mine in zip(axes, clusters, strict=True):
-        _draw(ax, mine)
-    names = {"compute": "compute", "update": "update", "exposed": "exposed communication"}
-    handles = [Patch(color=_tint(plot_style.GREY, _PARTS[p]), label=names[p]) for p in names]
+    clusters = [(mine[0], summary(mine)) for mine in by_cluster(records)]
+    longest = max(len(rows) for _, rows in clusters)
+    height = 0.9 + -(-len(clusters) // 2) * (1.2 + 0.23 * longest)
+    figure, axes = plot_style.axes(len(clusters), (11.6, height))
+    for ax, (about, rows) in zip(axes, clusters, strict=True):
+        names, start = [row["contender"] for row in rows], [0.0] * len(rows)
+        for part, strength in _PARTS.items():
+            widths = [row[f"{part}_ms"] for row in rows]
+            shades = [_tint(name, strength) for name in names]
+            ax.barh(names, widths, left=start, color=shades, height=0.75)
+            start = [a + b for a, b in zip(start, widths, strict=True)]
+        for place, row in enumerate(rows):
+            text = "" if row["contender"] == LOCAL else f" {row['speed_up']:.2f}×"
+            ax.text(start[place], place, text, va="center", fontsize=7)
+        ax.tick_params(axis="y", labelsize=7)
+        ax.grid(visible=False, axis="y")
+        ax.set(xlabel="ms per iteration; speed-up over DDP", xlim=(0, 1.16 * max(start)))
+        ax.set_title(title_of(about), fontsize=9)
+        ax.invert_yaxis()
+    words = {"compute": "compute", "update": "update", "exposed": "exposed communication"}
+    handles = [Patch(color=_tint("", _PARTS[p]), label=words[p]) for p in words]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return {"runtime": figure}
 
 
-def _draw(ax: Axes, records: Sequence[Record]) -> None:
-    rows = summary(records)
-    limit = 1.16 * max(row["ms"] for row in rows)
-    for place, row in enumerate(reversed(rows)):
-        shade = _color(row["contender"])
-        start = 0.0
-        for part, strength in _PARTS.items():
-            width = row[f"{part}_ms"]
-            ax.barh(place, width, left=start, color=_tint(shade, strength), height=0.75)
-            start += width
-        text = "" if row["contender"] == LOCAL else f" {row['speed_up']:.2f}×"
-        ax.text(start, place, text, va="center", fontsize=7)
-    ax.set_yticks(range(len(rows)), [row["contender"] for row in reversed(rows)], fontsize=7)
-    ax.grid(visible=False, axis="y")
-    ax.set(xlabel="ms per iteration; speed-up over DDP", xlim=(0, limit))
-    ax.set_title(title_of(records[0]), fontsize=9)
-
-
-def _color(contender: str) -> str:
-    for start, method in _METHOD_OF.items():
-        if contender.startswith(start):
-            return plot_style.color(method)
-    return plot_style.GREY
-
-
-def _tint(color: str, strength: float) -> tuple[float, float, float]:
-    """Return the color mixed with white, so that the grid does not shine through."""
+def _tint(contender: str, strength: float) -> tuple[float, float, float]:
+    """Return its color mixed with white, so that the grid does not shine through."""
+    methods = [method for start, method in _METHOD_OF.items() if contender.startswith(start)]
+    color = plot_style.color(methods[0]) if methods else plot_style.GREY
     red, green, blue = (1 - strength * (1 - value) for value in to_rgb(color))
     return red, green, blue
 

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from decentlam.lab.plot_style import save
 from decentlam.lab.values import Record as Record
 from decentlam.lab.values import Tick as Tick
-from decentlam.lab.values import plain as plain
-from decentlam.lab.values import show as show
+from decentlam.lab.values import plain, table_text
 from decentlam.lab.versions import versions
 
 
@@ -68,7 +67,7 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
     files = {
         "recipe.json": json.dumps(described, indent=2) + "\n",
         "records.jsonl": "".join(json.dumps(plain(r), allow_nan=False) + "\n" for r in records),
-        "table.md": markdown(table) + "".join(f"\n{note}\n" for note in notes),
+        "table.md": table_text(table) + "".join(f"\n{note}\n" for note in notes),
     }
     for name, text in files.items():
         (directory / name).write_text(text, encoding="utf-8")
@@ -78,10 +77,3 @@ def perform(study: Study, recipe: Any, directory: Path, tick: Tick = silent) -> 
         for kind in ("png", "svg")
     ]
     return Result(recipe, table, notes, [*(directory / name for name in files), *figures])
-
-
-def markdown(rows: Sequence[Record]) -> str:
-    """Return the rows as a Markdown table; all rows have the same keys."""
-    head = [key.replace("_", " ") for key in rows[0]]
-    lines = [head, ["---"] * len(head), *([show(value) for value in row.values()] for row in rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

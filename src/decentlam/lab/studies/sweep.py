@@ -10,20 +10,18 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
 
-from decentlam.checkpoint.directory import find
 from decentlam.lab.recipes import Recipe, from_json
 from decentlam.lab.studies.study import Record, Tick, silent
-from decentlam.lab.train import Stop, train
-from decentlam.lab.train.records import CHECKPOINT, RUN, SCORES, read, read_recipe
+from decentlam.lab.train import train
+from decentlam.lab.train.records import CHECKPOINT, RUN, SCORES, read
 from decentlam.lab.values import parse_json
 
 OVER = ("finished", "diverged")  # a run that ended so is not run again
-_stop = Stop()  # of all runs of this process
 
 
 def name(recipe: Recipe) -> str:
@@ -40,8 +38,7 @@ def sweep(
 
     Runs that are over are not repeated. `jobs` processes of one thread each work at a time; unless
     given, as many as torch would use threads: one per core, or OMP_NUM_THREADS. One job needs no
-    other process. Interrupted, the processes stop after their step; called again, they go on from
-    there.
+    other process.
     """
     places = {recipe: directory / "runs" / name(recipe) for recipe in recipes}
     if len(set(places.values())) < len(places):
@@ -94,8 +91,7 @@ def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
             tick(count, total, place.name)
         return
     context = multiprocessing.get_context("spawn")
-    hears, asks = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(hears,))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin)
     try:
         futures = {pool.submit(train_in_place, r, place): place for r, place in places.items()}
         for count, future in enumerate(as_completed(futures), before + 1):
@@ -106,42 +102,30 @@ def _run(places: dict[Recipe, Path], jobs: int, tick: Tick, total: int) -> None:
             "a process that trained was ended from outside, perhaps for lack of memory. Runs that "
             "were over are kept: the same command continues"
         ) from None
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
     finally:
-        asks.close()
         pool.shutdown(wait=True, cancel_futures=True)
-        hears.close()
 
 
-def _begin(parent_end: Connection) -> None:
-    """Prepare a process: one thread, and Ctrl-C is left to the parent.
-
-    The parent asks for a stop by closing its end of this connection. An Event would do, but
-    `set` waits for ever for a waiter that was killed.
-    """
+def _begin() -> None:
+    """Prepare a process: one thread, Ctrl-C is left to the parent, and it ends with the parent."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_watch, args=(parent_end,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def train_in_place(recipe: Recipe, place: Path) -> None:
-    """Continue the run in `place` if it is the same one and left a checkpoint; else start anew."""
-    try:
-        saved = find(place / CHECKPOINT) is not None
-        resume = saved and read_recipe(place) == (recipe, True)
-    except ValueError:
-        resume = False
-    if not resume:
-        shutil.rmtree(place, ignore_errors=True)
-    summary = train(recipe, place, simulate=True, resume=resume, stop=_stop)
-    if summary.status != "interrupted":
-        shutil.rmtree(place / CHECKPOINT, ignore_errors=True)
-
-
-def _watch(parent_end: Connection) -> None:
-    """Stop after a step when asked to, and at once when the parent was killed."""
-    wait([parent_end])
-    _stop.requested = True
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def train_in_place(recipe: Recipe, place: Path) -> None:
+    """Train in an empty directory and leave no checkpoint."""
+    shutil.rmtree(place, ignore_errors=True)
+    train(recipe, place, simulate=True)
+    shutil.rmtree(place / CHECKPOINT, ignore_errors=True)

@@ -24,30 +24,34 @@ Sums = list[float]  # over the samples of a test batch: loss, top-1 hits, top-5 
 
 @dataclass(frozen=True, eq=False)
 class Classification:
-    """The `Task` of classifying images, or the next byte of a text."""
+    """The task of classifying images, or the next byte of a text: from data to batches, from a
+    batch to a loss, from a model to its scores."""
 
     recipe: Recipe
     data: Data
     numerics: Numerics
 
-    main = "top1"
-    notes: ClassVar[list[str]] = []
+    main = "top1"  # the name of the main score in records
+    notes: ClassVar[list[str]] = []  # what a user should know of the data before training starts
 
     @classmethod
     def of(cls, recipe: Recipe, numerics: Numerics) -> Classification:
         return cls(recipe, load(recipe.data, recipe.data_path), numerics)
 
     def pieces(self, batch: ImageBatch, size: int | None) -> list[tuple[ImageBatch, float]]:
+        """Split the batch into pieces of so many samples, each with its share of them."""
         inputs, labels = batch
         size = size or len(inputs)
         pieces = zip(inputs.split(size), labels.split(size), strict=True)
         return [((x, y), len(x) / len(inputs)) for x, y in pieces]
 
     def model(self) -> nn.Module:
+        """Return the initial model, the same on every node."""
         recipe, data = self.recipe, self.data
         return self.numerics.model(make_model(recipe.model, data.shape, data.classes, recipe.seed))
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Tensor:
+        """Return the mean over the samples, one number to call `backward` on."""
         inputs, labels = self.numerics.inputs(batch[0]), batch[1].to(self.numerics.device)
         with self.numerics.autocast():
             return F.cross_entropy(model(inputs), labels)
@@ -58,6 +62,7 @@ class Classification:
 
     @torch.no_grad()
     def score(self, model: nn.Module, batch: ImageBatch) -> Sums:
+        """Return what the model does on a test batch; it is left in evaluation mode."""
         model.eval()
         inputs, labels = self.numerics.inputs(batch[0]), batch[1].to(self.numerics.device)
         with self.numerics.autocast():
@@ -67,5 +72,6 @@ class Classification:
         return [loss.item(), best[:, 0].sum().item(), best.sum().item(), float(labels.numel())]
 
     def numbers(self, outcomes: Sequence[Sums]) -> Scores:
+        """Return the scores of a model from what it did on all test batches, in any order."""
         loss, top1, top5, samples = map(sum, zip(*outcomes, strict=True))
         return {"top1": top1 / samples, "top5": top5 / samples, "loss": loss / samples}

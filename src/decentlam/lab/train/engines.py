@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -17,21 +16,18 @@ from torch import Tensor, nn
 
 from decentlam.checkpoint import Saving, directory, load_checkpoint, save_checkpoint
 from decentlam.checkpoint.saving import settle
-from decentlam.data import Change, Deal, Place
+from decentlam.data import Deal
 from decentlam.elastic import membership
 from decentlam.errors import CheckpointError
 from decentlam.lab.data import Batches, load_batches
-from decentlam.lab.data.loading import StepBatches
+from decentlam.lab.data.batches import StepBatches
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.tasks import Task
 from decentlam.monitoring import Monitor, monitor
 from decentlam.network.network import ALONE, Network
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import Stable
 from decentlam.simulation.module import SimulatedModule
-
-KEEP = 2  # checkpoints of a run
 
 StepStream = Generator[StepBatches, None, None]
 
@@ -66,8 +62,8 @@ class SimulatedEngine:
 
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
         """Yield the arguments of `train`, step by step."""
-        nodes = range(self.num_nodes)
-        return load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
+        nodes, steps = range(self.num_nodes), range(self.step, last_step)
+        return load_batches(self._task.data, batches, nodes, steps, workers)
 
     def watch(self, directory: Path, total_steps: int) -> None:
         """Start to write what `decentlam watch` shows of this process."""
@@ -90,61 +86,34 @@ class SimulatedEngine:
     def consensus_distance(self) -> float:
         return self._nodes.consensus_distance()
 
-    def save(self, path: Path, meter: Meter) -> Saving:
+    def save(self, path: Path) -> Saving:
         settle()
-        content = {
-            "nodes": self._nodes.state_dict(),
-            "meter": meter.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
+        content = {"nodes": self._nodes.state_dict(), "rng": torch.get_rng_state()}
         meta = {"method": "simulated", "step": self.step, "num_nodes": 1, "processes_per_node": 1}
-        return Saving(ALONE, path, meta, content, KEEP, background=True)
+        return Saving(ALONE, path, meta, content, keep=2, background=True)
 
-    def load(self, path: Path, meter: Meter) -> None:
+    def load(self, path: Path) -> None:
         settle()
         meta, content = directory.read(directory.locate(path), 0)
-        if content.keys() != {"nodes", "meter", "rng"}:
+        if content.keys() != {"nodes", "rng"}:
             raise CheckpointError(f"{path} is not the checkpoint of a simulated run")
         self._nodes.load_state_dict(content["nodes"])
-        meter.load_state_dict(content["meter"])
         torch.set_rng_state(content["rng"])
         self.step = int(meta["step"])
-
-
-@dataclass(frozen=True)
-class PastMembers:
-    """The members of an elastic run before the checkpoint that it resumes, and the step of that."""
-
-    history: tuple[Change, ...] = ()
-    step: int = 0
-
-
-def read_past(path: Path) -> PastMembers:
-    """Return the members of the run that saved the checkpoint."""
-    meta, content = directory.read(directory.locate(directory.local(path)), 0)
-    try:
-        history = content["others"]["members"]["history"]
-        changes = tuple(Change.from_json(change) for change in history)
-    except (LookupError, TypeError, ValueError):
-        raise CheckpointError(
-            f"the run in {path.parent} was not started with --elastic; resume it without"
-        ) from None
-    return PastMembers(changes, meta["step"])
 
 
 class ProcessEngine:
     """Trains the model of this process's node; the other nodes are other processes.
 
-    With `past` the run is elastic: nodes come and go, and samples are dealt to the nodes that are
-    there. A new process takes its state from another one; checkpoints are for the case that all
-    have ended, and record how samples were dealt.
+    In an elastic run nodes come and go, and samples are dealt to the nodes that are there. A new
+    process takes its state from another one; checkpoints are for the case that all have ended.
     """
 
-    def __init__(self, recipe: Recipe, task: Task, past: PastMembers | None = None) -> None:
-        self._recipe, self._task, self._past = recipe, task, past
+    def __init__(self, recipe: Recipe, task: Task, elastic: bool) -> None:
+        self._recipe, self._task, self._elastic = recipe, task, elastic
         self._model = task.model()
         self.parameters = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
-        if past is None:
+        if not elastic:
             algorithm, topology, _ = recipe.chosen()
             options: dict[str, Any] = {"topology": topology, "stable": "ignore"}
         else:  # the optimizer chooses a stable form for every number of nodes
@@ -159,7 +128,7 @@ class ProcessEngine:
             **options,
         )
         self._monitor: Monitor | None = None
-        run = None if past is None else membership.current()
+        run = membership.current() if elastic else None
         number = self.network.node if run is None else run.me
         torch.manual_seed(recipe.seed + number)  # of dropout, different on every node
         self._joins = run is not None and run.joins
@@ -171,7 +140,7 @@ class ProcessEngine:
     @property
     def together(self) -> Network:
         """All processes; in an elastic run this one alone, for others may be dead."""
-        return self.network if self._past is None else ALONE
+        return ALONE if self._elastic else self.network
 
     @property
     def writes(self) -> bool:
@@ -193,11 +162,11 @@ class ProcessEngine:
         return {"wait_seconds": last.wait_seconds, "bytes_sent": float(last.bytes_sent)}
 
     def batches(self, batches: Batches, last_step: int, workers: int) -> StepStream:
-        if self._past is not None:
+        if self._elastic:
             loaded = self._shared_batches(batches)
         else:
-            nodes = [self.network.node]
-            loaded = load_batches(self._task.data, batches, nodes, self.step, last_step, workers)
+            nodes, steps = [self.network.node], range(self.step, last_step)
+            loaded = load_batches(self._task.data, batches, nodes, steps, workers)
         return loaded if self._monitor is None else self._monitor.loading(loaded)
 
     def watch(self, directory: Path, total_steps: int) -> None:
@@ -212,20 +181,15 @@ class ProcessEngine:
         members of the next step are unknown."""
         stream = Deal(len(self._task.data.labels), batches.batch_per_node)
         while True:
-            number = stream.position(self._place) // batches.batch_per_node
+            number = stream.position(self._optimizer.place) // batches.batch_per_node
             yield [batches.load(self._task.data, number, 0)]
-
-    @property
-    def _place(self) -> Place:
-        place, past = self._optimizer.place, self._past
-        return place.after(past.history, past.step) if past and past.history else place
 
     def train(self, batches: StepBatches, lr: float) -> Tensor:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
-        pieces = self._task.pieces(batches[0], self._recipe.micro_batch)
+        pieces: list[tuple[Any, float]] = self._task.pieces(batches[0], self._recipe.micro_batch)
         losses = []
         for k, (piece, share) in enumerate(pieces):
             last = k == len(pieces) - 1
@@ -247,20 +211,13 @@ class ProcessEngine:
     def consensus_distance(self) -> float:
         return self._optimizer.consensus_distance()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how samples were dealt, for a checkpoint."""
-        return {"history": [asdict(change) for change in self._place.history]}
+    def save(self, path: Path) -> Saving:
+        model, later = self._model, not self._elastic
+        return save_checkpoint(path, model=model, optimizer=self._optimizer, background=later)
 
-    def save(self, path: Path, meter: Meter) -> Saving:
-        objects: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer, "keep": KEEP}
-        if self._past is not None:
-            return save_checkpoint(path, **objects, members=self)
-        return save_checkpoint(path, **objects, meter=meter, background=True)
-
-    def load(self, path: Path, meter: Meter) -> None:
-        more = {"meter": meter} if self._past is None else {"members": None}
+    def load(self, path: Path) -> None:
         if not self._joins:  # a process that joins takes newer state from another node
-            load_checkpoint(path, model=self._model, optimizer=self._optimizer, **more)
+            load_checkpoint(path, model=self._model, optimizer=self._optimizer)
 
 
 Engine: TypeAlias = SimulatedEngine | ProcessEngine

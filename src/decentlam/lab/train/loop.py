@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from decentlam.errors import ExchangeError, NonFiniteError
 from decentlam.lab.data import Batches
-from decentlam.lab.data.loading import StepBatches
+from decentlam.lab.data.batches import StepBatches
 from decentlam.lab.train.engines import Engine
-from decentlam.lab.train.meter import Agreement, Meter
+from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.records import CHECKPOINT, RunOptions, RunWriter
-from decentlam.lab.train.tasks import Outcome, Scores, Task
+from decentlam.lab.train.tasks import Scores, Task
 
 
 class DivergenceError(Exception):
@@ -36,7 +37,6 @@ def train_steps(
     recipe, steps, workers = options.recipe, writer.steps, options.workers
     factor = recipe.factor(writer.steps_per_epoch)
     evaluate_every = max(1, round(recipe.evaluate_every * writer.steps_per_epoch))
-    agreement = Agreement(engine.together, asked_to_stop)
     checkpoint = writer.directory / CHECKPOINT
     # In an elastic run the next step recovers from a death during an evaluation or a checkpoint.
     survived = (ExchangeError,) if options.elastic else ()
@@ -45,19 +45,23 @@ def train_steps(
             lr = recipe.lr * factor(engine.step)
             train_step(engine, source, lr, meter)
             done = engine.step  # a node of an elastic run that was behind may have skipped some
-            if done % recipe.log_every == 0 or done == steps:
-                values = meter.take(engine.together)
+            evaluates = done % evaluate_every == 0 or done == steps
+            stop = False
+            # With every checkpoint a record, so that a resumed run writes the same ones.
+            if done % recipe.log_every == 0 or evaluates:
+                # A node must not leave while a neighbor waits for its next message: all stop here.
+                values, stop = meter.take(engine.together, asked_to_stop())
                 samples = recipe.batch_per_node * engine.num_nodes
                 values["images_per_second"] = samples / values["step_seconds"]
                 writer.write("step", done, lr=lr, nodes=engine.num_nodes, **values)
-            if done % evaluate_every == 0 or done == steps:
+            if evaluates:
                 with contextlib.suppress(*survived):
                     writer.write("evaluation", done, **evaluate(engine, task, workers))
-                    saving = engine.save(checkpoint, meter)
+                    saving = engine.save(checkpoint)
                     if done == steps:
                         saving.wait()
-            if done < steps and agreement.stop_after(done):
-                engine.save(checkpoint, meter).wait()
+            if done < steps and stop:
+                engine.save(checkpoint).wait()
                 return "interrupted"
     return "finished"
 
@@ -83,8 +87,9 @@ def evaluate(engine: Engine, task: Task, workers: int) -> Scores:
     """
     network = engine.network
     average, models = engine.models()
-    own: list[list[Outcome]] = [[] for _ in models]
+    own: list[list[Any]] = [[] for _ in models]
     share = []
+    batch: Any
     for k, batch in enumerate(task.test_batches(workers)):
         for outcomes, model in zip(own, models, strict=True):
             outcomes.append(task.score(model, batch))

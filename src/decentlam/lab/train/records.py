@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import platform
@@ -20,7 +19,7 @@ from decentlam.lab import recipes
 from decentlam.lab.progress import Progress
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train.engines import Engine
-from decentlam.lab.values import Record, parse_json, plain
+from decentlam.lab.values import Record, parse_json, plain, read_records
 from decentlam.lab.versions import versions
 
 # The numbers of an evaluation that summaries show.
@@ -80,17 +79,15 @@ def _lock(file: IO[str], directory: Path) -> None:
         return
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            raise
+    except (BlockingIOError, PermissionError):
         raise ValueError(
             f"another run is writing to {directory}; wait for its end, or choose another "
             "directory with --out"
         ) from None
 
 
-def read_recipe(directory: Path) -> tuple[Recipe, bool]:
-    """Return the recipe of the run that was started there, and whether its nodes were simulated."""
+def read_recipe(directory: Path) -> tuple[Recipe, Record]:
+    """Return the recipe of the run that was started there, and all of run.json."""
     file = directory / RUN
     if not file.is_file():
         raise ValueError(
@@ -98,14 +95,14 @@ def read_recipe(directory: Path) -> tuple[Recipe, bool]:
             "--resume"
         )
     try:
-        info = parse_json(file.read_bytes())
-        recipe, simulated = recipes.from_json(info["recipe"]), info["simulated"]
+        info: Record = parse_json(file.read_bytes())
+        recipe = recipes.from_json(info["recipe"])
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
             f"{file} is damaged or of another version: {type(error).__name__}: {error}; choose "
             "another directory with --out, or start anew"
         ) from error
-    return recipe, bool(simulated)
+    return recipe, info
 
 
 def check(options: RunOptions) -> None:
@@ -119,11 +116,12 @@ def check(options: RunOptions) -> None:
                 f"{directory} holds a run already; {how}, or choose another directory with --out"
             )
         return
-    before, was_simulated = read_recipe(directory)
+    before, info = read_recipe(directory)
     here, there = options.recipe.as_json(), before.as_json()
     differences = [f"{k} was {there[k]!r}, is {here[k]!r}" for k in here if here[k] != there[k]]
-    if was_simulated != options.simulate:
-        differences.append(f"it was {'' if was_simulated else 'not '}simulated")
+    for kind, now in (("simulated", options.simulate), ("elastic", options.elastic)):
+        if bool(info.get(kind)) != now:
+            differences.append(f"it was {'not ' * now}{kind}")
     if differences:
         raise ValueError(
             f"the run in {directory} is another one: {'; '.join(differences)}. Resume it with "
@@ -147,6 +145,7 @@ def describe(
         "versions": versions(),
         "command": recipes.command(recipe, *chosen, "--out", str(options.directory)),
         "simulated": options.simulate,
+        "elastic": options.elastic,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "parameters": parameters,
         "steps": recipe.steps(steps_per_epoch),
@@ -197,8 +196,8 @@ class RunWriter:
         self._file = (self.directory / RECORDS).open("a", encoding="utf-8")
         if not self._options.quiet:
             recipe = self._options.recipe
-            self._progress = Progress("step", self.steps, step, f"{recipe.method} on {recipe.data}")
-            self._progress.say()
+            self._progress = Progress("step", step)
+            self._progress.update(step, self.steps, f"{recipe.method} on {recipe.data}", now=True)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Add a record; does nothing where another process writes."""
@@ -216,14 +215,10 @@ class RunWriter:
             self.last_evaluation = record
         if self._progress is not None and kind != "end":
             self._latest |= record
-            self._progress.update(step, self.steps, in_words(self._latest))
-            if kind == "evaluation":
-                self._progress.say()
+            words, now = in_words(self._latest), kind == "evaluation"
+            self._progress.update(step, self.steps, words, now)
 
     def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.__exit__()
-            self._progress = None
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -250,10 +245,7 @@ def in_words(latest: Record) -> str:
 
 def read(directory: Path) -> list[Record]:
     """Return the records, without a last line that was cut short."""
-    if not (directory / RECORDS).exists():
-        return []
-    lines = (directory / RECORDS).read_text(encoding="utf-8").split("\n")
-    return [parse_json(line) for line in lines[:-1] if line]
+    return read_records(directory / RECORDS, [])
 
 
 def write_interruption(directory: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import signal
@@ -21,13 +20,7 @@ from decentlam.checkpoint.all_processes import on_all_processes, on_process_0
 from decentlam.errors import LaunchError
 from decentlam.lab.data import Batches, split
 from decentlam.lab.recipes import Recipe
-from decentlam.lab.train.engines import (
-    Engine,
-    PastMembers,
-    ProcessEngine,
-    SimulatedEngine,
-    read_past,
-)
+from decentlam.lab.train.engines import Engine, ProcessEngine, SimulatedEngine
 from decentlam.lab.train.loop import DivergenceError, train_steps
 from decentlam.lab.train.meter import Meter
 from decentlam.lab.train.records import (
@@ -48,8 +41,7 @@ from decentlam.network.network import ALONE, Network, connect
 
 log = logging.getLogger(__name__)
 
-_DIVERGED = "diverged"  # a key of the group's store, which says where and when
-_runs = itertools.count()  # runs of one process group: each has its own keys
+_DIVERGED = "decentlam train diverged"  # a key of the group's store, which says where and when
 
 
 @dataclass(frozen=True)
@@ -83,8 +75,8 @@ def train(
     `simulate` runs all nodes in this process. Otherwise each node is a process: those of the
     launcher that started this one, if there is one, else `recipe.nodes` new ones on this machine.
     `resume` continues the run in `directory` from its checkpoint, which must be there. `workers`
-    processes per node load the data. `stop` is looked at about once a second to see whether to end
-    the run early. `elastic` starts `processes` new ones (unless given, one per node), and those
+    processes per node load the data. `stop` is looked at with every step record to see whether to
+    end the run early. `elastic` starts `processes` new ones (unless given, one per node), and those
     again that die, of which `note` is told.
     """
     options = RunOptions(recipe, directory, simulate, resume, elastic, workers, quiet)
@@ -115,8 +107,7 @@ def train(
 
 
 def _train_in_new_processes(options: RunOptions, stop: Stop) -> Summary:
-    """Start a process per node on this machine. A file, which they look for about once a second,
-    asks them to stop."""
+    """Start a process per node on this machine. A file asks them to stop."""
     nodes = options.recipe.nodes
     backend = "nccl" if torch.cuda.device_count() >= nodes else "gloo"
     with claimed(options), tempfile.TemporaryDirectory() as directory:
@@ -155,9 +146,8 @@ def _train_elastic(
     if processes is not None and processes < 1:
         raise ValueError(f"nodes must be 1 or more, got {processes}")
     with claimed(options):
-        past = read_past(directory / CHECKPOINT) if options.resume else PastMembers()
         collect = functools.partial(survivors, note=note, stopped=lambda: stop.requested)
-        work = (options, bool, past)  # bool() is False: whoever started them ends them
+        work = (options, bool)  # bool() is False: whoever started them ends them
         results = run_here(train_node, processes or recipe.nodes, work, elastic=collect)
     written = [summary for summary in results if summary.evaluation is not None] or results
     if not written:  # all were ended, with what they had not saved
@@ -166,9 +156,7 @@ def _train_elastic(
     return summary
 
 
-def train_node(
-    options: RunOptions, asked_to_stop: Callable[[], bool], past: PastMembers | None = None
-) -> Summary:
+def train_node(options: RunOptions, asked_to_stop: Callable[[], bool]) -> Summary:
     """Take this process's part in a run: all simulated nodes, or one node of the group it is in.
 
     Process 0 writes the run directory.
@@ -176,7 +164,8 @@ def train_node(
     recipe, directory = options.recipe, options.directory
     # A process that joins an elastic run does all of this while the others train.
     network = ALONE if options.simulate or options.elastic else connect()
-    store = None if network.group is None else _store_of_run()
+    distributed: Any = dist.distributed_c10d
+    store = None if network.group is None else distributed._get_default_store()
     numerics = Numerics(recipe.precision, _device(network, options.elastic))
     task, batches = on_all_processes(network, lambda: _read_data(recipe, numerics, options.elastic))
     steps_per_epoch = max(1, len(task.data.labels) // recipe.batch)
@@ -184,10 +173,10 @@ def train_node(
     if options.simulate:
         engine = SimulatedEngine(recipe, task)
     else:
-        engine = ProcessEngine(recipe, task, past)
+        engine = ProcessEngine(recipe, task, options.elastic)
     meter = Meter()
     if options.resume:
-        engine.load(directory / CHECKPOINT, meter)
+        engine.load(directory / CHECKPOINT)
     if engine.writes:
         _warn(recipe, task, options)
     message = ""
@@ -233,11 +222,6 @@ def _warn(recipe: Recipe, task: Task, options: RunOptions) -> None:
     # A study would say what its data lacks for every run.
     for text in [*([reason] if reason else []), *([] if options.quiet else task.notes)]:
         log.warning("%s", text)
-
-
-def _store_of_run() -> dist.Store:
-    store: Any = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"decentlam train {next(_runs)}", store)
 
 
 def _divergence(error: Exception, store: dist.Store | None) -> tuple[int, float, str]:

@@ -1,4 +1,4 @@
-"""Fixed points in closed form, against hand computation and the simulator."""
+"""Fixed points in closed form, against hand computation and the simulator; the paper's problem."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from decentlam import simulate
-from decentlam.lab import theory
-from decentlam.lab.theory.fixed_point import COUPLINGS
-from decentlam.lab.theory.linear_regression import linear_regression
+from decentlam.lab.theory import COUPLINGS, Quadratic, fixed_point, linear_regression
 from decentlam.topology import Topology, bipartite_random_match, from_weights, mesh, ring
 
 UNBIASED = ("pmsgd", "d2-dmsgd", "gt-dmsgd", "decentlam-exact")
@@ -18,10 +16,9 @@ UNBIASED = ("pmsgd", "d2-dmsgd", "gt-dmsgd", "decentlam-exact")
 @pytest.mark.parametrize("method", [m for m in COUPLINGS if m != "decentlam-exact"])
 def test_the_closed_form_is_where_the_simulation_ends(method: str, network: Topology):
     problem = linear_regression(8, rows=50, dim=5, seed=1)
-    q = problem.quadratic
-    predicted = theory.fixed_point(method, network, q.hessians, q.linear, 0.001, 0.8)
+    predicted = fixed_point(method, network, problem, 0.001, 0.8)
     reached = simulate(method, network, problem.start, problem.gradient, 0.001, 1800, momentum=0.8)
-    offset = (predicted - q.x_star).norm()
+    offset = (predicted - problem.x_star).norm()
     assert (offset == 0) == (method in UNBIASED)
     # Eight digits of the distance from x*, or round-off where there is none.
     assert (reached - predicted).norm() <= max(1e-8 * offset, 1e-12)
@@ -35,7 +32,7 @@ def test_two_nodes_by_hand():
     # da-dmsgd   a/2 = -lr (a - 1)/2 / (1 - beta/2)           a = lr / (1 - beta/2 + lr)
     # awc-dmsgd  (1 - beta) a/2 = -lr (a - 1)                 a = 2 lr / (1 - beta + 2 lr)
     network = from_weights([[0.75, 0.25], [0.25, 0.75]])
-    hessians, linear = torch.ones(2, 1, 1), torch.tensor([[1.0], [-1.0]])
+    problem = Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [-1.0]]))
     lr, beta = 0.1, 0.6
     by_hand = {
         "dsgd": lr / (1 + lr),
@@ -49,7 +46,7 @@ def test_two_nodes_by_hand():
     }
     assert by_hand.keys() == COUPLINGS.keys()
     for method, a in by_hand.items():
-        x = theory.fixed_point(method, network, hessians, linear, lr, beta)
+        x = fixed_point(method, network, problem, lr, beta)
         assert x.flatten().tolist() == pytest.approx([a, -a], abs=1e-15), method
 
 
@@ -63,4 +60,13 @@ def test_two_nodes_by_hand():
 )
 def test_what_has_no_fixed_point_is_refused(method: str, network: Topology, reason: str):
     with pytest.raises(ValueError, match=reason):
-        theory.fixed_point(method, network, torch.ones(4, 1, 1), torch.ones(4, 1), 0.1)
+        fixed_point(method, network, Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1)), 0.1)
+
+
+def test_the_problem_depends_on_the_seed_alone_and_its_heterogeneity_can_be_scaled():
+    first, again, other = (linear_regression(8, seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(first.linear, again.linear) and not torch.equal(first.linear, other.linear)
+    assert first.gradient(first.x_star.expand_as(first.start)).mean(0).norm() < 1e-12
+    scaled = first.with_heterogeneity(10.0)
+    torch.testing.assert_close(scaled.x_star, first.x_star, rtol=1e-10, atol=1e-12)
+    assert scaled.b2 == pytest.approx(100 * first.b2, rel=1e-8)
