@@ -71,7 +71,8 @@ def draw(ax: Any, timing: dict[str, Any], curves: dict[str, dict[str, Any]]) -> 
         style = {"color": method.color, "marker": method.marker, "markevery": [len(x) - 1]}
         ax.plot(x, y, label=method.title, **style)
         print(f"  {method.title}: {step:.0f} ms per step, loss {y[-1]:.3f} after {x[-1]:.0f} s")
-    ax.set(title=f"{timing['bandwidth']}, {size:g}M parameters", xlabel="seconds", xscale="log")
+    ax.set(title=f"{timing['bandwidth']}/s, {size:g}M parameters", xlabel="seconds", xscale="log")
+    plot_style.plain_ticks(ax, [k * 10**power for power in range(5) for k in (1, 3)])
 
 
 if __name__ == "__main__":
