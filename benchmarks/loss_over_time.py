@@ -27,6 +27,7 @@ CONTENDERS = {
     "all-reduce-bf16": "DDP, bf16 hook",
     "decent-dp": "decent-dp one-peer-exp",
     "adamw": "AdamW, one peer",
+    "adamw-16-bit": "AdamW, one peer, float16",
     "adamw-two": "AdamW, two peers, float16",
     "local-4": "LocalSteps every 4",
     "local-16": "LocalSteps every 16",
@@ -70,7 +71,8 @@ def draw(ax: Any, timing: dict[str, Any], curves: dict[str, dict[str, Any]]) -> 
         style = {"color": method.color, "marker": method.marker, "markevery": [len(x) - 1]}
         ax.plot(x, y, label=method.title, **style)
         print(f"  {method.title}: {step:.0f} ms per step, loss {y[-1]:.3f} after {x[-1]:.0f} s")
-    ax.set(title=f"{timing['bandwidth']}, {size:g}M parameters", xlabel="seconds", xscale="log")
+    ax.set(title=f"{timing['bandwidth']}/s, {size:g}M parameters", xlabel="seconds", xscale="log")
+    plot_style.plain_ticks(ax, [k * 10**power for power in range(5) for k in (1, 3)])
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ CORE = sorted(
     if path.relative_to(PACKAGE).parts[0] not in ("lab", "integrations", "__main__.py")
 )
 MAY_IMPORT = {
-    "topology": set(),
     "errors": set(),
+    "topology": {"errors"},
     "data": set(),
-    "algorithms": {"topology"},
+    "algorithms": {"topology", "errors"},
     "network": {"errors"},
     "exchange": {"algorithms", "topology", "network"},
     "options": {"algorithms", "exchange", "topology"},

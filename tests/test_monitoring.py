@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import decentlam
-from tests.helpers.processes import run_processes
+from tests.helpers.processes import HANG_SECONDS, run_processes
 
 NODES, STEPS = 4, 30
 
@@ -167,7 +167,24 @@ def local_steps() -> tuple[float, float]:
     return records[1]["bytes_sent"], statistics.bytes_sent
 
 
+def see_another_disk(directory: str) -> None:
+    """The last process finds its directory somewhere else than the others do."""
+    model = torch.nn.Linear(10, 1)
+    optimizer = decentlam.DSGD(model.parameters(), lr=1.0, topology="ring")
+    hidden = dist.get_rank() == NODES - 1
+    watch = decentlam.monitor(optimizer, directory + hidden * "/elsewhere", every_seconds=0)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(2, 10)).sum().backward()
+        optimizer.step()
+        sending: Any = watch._write.__self__._sending  # type: ignore[attr-defined]
+        _ = sending and sending.result(HANG_SECONDS)  # else a step is over before a request is
+        dist.barrier()
+    watch.close()
+
+
 def observe(directory: str) -> dict[str, Any]:
+    see_another_disk(f"{directory}/hidden")
     found = {
         name: scenario(f"{directory}/{name}", name)
         for name in ("bipartite-random-match", "complete")
@@ -206,6 +223,16 @@ def test_every_process_writes_a_file_and_process_0_says_what_runs(
     info = json.loads((directory / "run.json").read_text())
     assert info["recipe"]["method"] == "dsgd" and info["recipe"]["nodes"] == NODES
     assert info["parameters"] == 1000
+
+
+def test_who_does_not_see_the_directory_hands_its_records_to_process_0(
+    observed: tuple[Path, list[Any]],
+) -> None:
+    directory = observed[0] / "hidden"
+    assert not (directory / "elsewhere").exists()
+    lines = (directory / "nodes" / f"{NODES - 1}.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert len(steps) > STEPS / 2 and steps == sorted(steps)
 
 
 def test_what_an_average_of_local_steps_costs_is_shared_by_the_steps(

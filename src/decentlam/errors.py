@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class NonFiniteError(ValueError):
     """A gradient or a parameter became NaN or infinite; nothing of it reached a neighbor."""
@@ -29,3 +32,11 @@ class StaleMessageError(RuntimeError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or what is on disk cannot be read."""
+
+
+def unknown(kind: str, name: object, names: Iterable[str]) -> str:
+    """Return what to say of a name that does not exist: the nearest one, and all there are."""
+    there = list(names)
+    near = difflib.get_close_matches(str(name), there, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {kind} {name!r}; {meant}choose from {', '.join(there)}"

@@ -1,8 +1,9 @@
 """`monitor(optimizer, to)`: what each node does while it trains, as records every few seconds.
 
 A record describes the steps of one process since its last one. Into a directory every process
-writes a file of its own, which `decentlam watch` reads. Nothing is sent, and an optimizer that
-nobody monitors does nothing of this.
+writes a file of its own, which `decentlam watch` reads; a process on another machine, which does
+not see the directory, hands its records to process 0 through the rendezvous store. Nothing is sent
+otherwise, and an optimizer that nobody monitors does nothing of this.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import json
 import logging
 import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +30,7 @@ from decentlam.elastic import membership
 from decentlam.exchange.base import Exchange, Pending, combine
 from decentlam.local_steps import LocalSteps
 from decentlam.network.network import Network
+from decentlam.network.store import ask
 from decentlam.optimizer import DecentralizedOptimizer
 
 NODES, RUN = "nodes", "run.json"  # in the directory: a file per process, and what the run is
@@ -52,8 +56,8 @@ def monitor(
 
     Args:
         optimizer: A decentlam optimizer.
-        to: A directory that all hosts see (for `decentlam watch`), a TensorBoard `SummaryWriter`,
-            `wandb.run`, or a function that takes a record, a dict of plain values.
+        to: A directory (for `decentlam watch`), a TensorBoard `SummaryWriter`, `wandb.run`, or a
+            function that takes a record, a dict of plain values.
         every_seconds: The least time between two records. The first step always writes one.
         total_steps: The number of steps of the whole run, to estimate the time left.
 
@@ -232,9 +236,6 @@ class _Mixing(Exchange):
             self._pending, self.due = [], False
         self._inner.end()
 
-    def memory_bytes(self) -> dict[str, int]:
-        return self._inner.memory_bytes()
-
     def disagreement(self) -> float | None:
         """Return the estimated distance of the models from their average; None if not known."""
         if self._step is None:
@@ -260,7 +261,7 @@ def _moved(pending: Pending, size: int, every: int) -> float:
 
 def _writer(optimizer: Any, to: Destination, total: int | None) -> Callable[[Record], None]:
     if isinstance(to, str | os.PathLike):
-        return _append_in(Path(to), optimizer, total)
+        return _Directory(Path(to), optimizer, total).write
     if hasattr(to, "add_scalar"):
 
         def add_scalars(record: Record) -> None:
@@ -296,23 +297,72 @@ def numbers(record: Record) -> dict[str, float]:
     }
 
 
-def _append_in(directory: Path, optimizer: Any, total: int | None) -> Callable[[Record], None]:
-    """Return what appends a record to this process's file; one process says what the run is."""
-    network: Network = optimizer.network
-    # Of sharded nodes each set of shards is a group of its own: the first one speaks.
-    group = None if membership.current() is not None else network.group
-    if group is not None and dist.get_global_rank(group, 0) > 0:
-        return lambda record: None
-    nodes = directory / NODES
-    nodes.mkdir(parents=True, exist_ok=True)
-    if network.rank == 0 and not (directory / RECORDS).exists():
-        _describe(directory / RUN, optimizer, total)
+class _Directory:
+    """A directory that process 0 can write to, and others perhaps: see the head of this file."""
 
-    def append(record: Record) -> None:
-        with (nodes / f"{record['member']}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=True) + "\n")
+    def __init__(self, directory: Path, optimizer: Any, total: int | None) -> None:
+        network: Network = optimizer.network
+        elastic = membership.current() is not None
+        self._nodes, self._store = directory / NODES, None
+        self._sending: Future[Any] | None = None
+        self._from: list[int] = []  # ranks whose records come through the store
+        alone = elastic or network.group is None
+        # Of sharded nodes each set of shards is a group of its own: the first one speaks.
+        group = None if alone else network.group
+        self._silent = group is not None and dist.get_global_rank(group, 0) > 0
+        if self._silent:
+            return
+        if network.rank == 0 or alone:
+            self._nodes.mkdir(parents=True, exist_ok=True)
+            if network.node == 0 and not (directory / RECORDS).exists():
+                _describe(directory / RUN, optimizer, total)
+        if alone:  # processes of an elastic run come and go: each needs the directory
+            return
+        mark = f".{secrets.token_hex(8)}"
+        if network.rank == 0:
+            (self._nodes / mark).touch()
+        sees = (self._nodes / network.gather(mark)[0]).exists()
+        seen = network.gather(sees)
+        if network.rank == 0:
+            (self._nodes / mark).unlink()
+        self._from = [rank for rank, there in enumerate(seen) if not there]
+        if self._from and (network.rank == 0 or not sees):
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._store = dist.PrefixStore("decentlam watch", store)
+        self._sends = not sees
 
-    return append
+    def write(self, record: Record) -> None:
+        if self._silent:
+            return
+        line = json.dumps(record, allow_nan=True)
+        if self._store is None:
+            self._append(record["member"], line)
+            return
+        if self._sending is not None and not self._sending.done():
+            return  # the store is slow, or gone; training is not
+        if self._sends:
+            store = self._store
+            self._sending = ask(lambda: store.set(str(record["member"]), line))
+            return
+        self._append(record["member"], line)
+        if self._sending is not None:
+            with contextlib.suppress(RuntimeError):  # no store, no records
+                for member, text in self._sending.result():
+                    self._append(member, text)
+        self._sending = ask(self._received)
+
+    def _received(self) -> list[tuple[int, str]]:
+        """Return the records that others have left in the store, and take them out of it."""
+        assert self._store is not None
+        there = [rank for rank in self._from if self._store.check([str(rank)])]
+        texts = [(rank, self._store.get(str(rank)).decode()) for rank in there]
+        for rank in there:
+            self._store.delete_key(str(rank))
+        return texts
+
+    def _append(self, member: int, line: str) -> None:
+        with (self._nodes / f"{member}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 def _describe(file: Path, optimizer: Any, total: int | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import decentlam
 from decentlam.checkpoint import directory
@@ -129,6 +130,12 @@ def change(meta: Path, **changes: Any) -> None:
     meta.write_text(json.dumps({**json.loads(meta.read_text()), **changes}))
 
 
+def replace(file: Path, make: Any) -> None:
+    file.unlink()
+    make(file)
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -137,6 +144,11 @@ def change(meta: Path, **changes: Any) -> None:
         (lambda file, meta: flip(file), "damaged: the checksum"),
         (lambda file, meta: meta.write_text("{"), r"json is damaged or foreign"),
         (lambda file, meta: meta.write_text("{}"), r"json is damaged or foreign: KeyError"),
+        (lambda file, meta: meta.write_text("[" * 99_999), r"json is damaged or foreign"),
+        (
+            lambda file, meta: meta.write_text(meta.read_text().replace("method", "metxod")),
+            "damaged or foreign: it does not say what was saved",
+        ),
         (lambda file, meta: change(meta, saved=[3]), "damaged or foreign: it does not say"),
         (lambda file, meta: change(meta, step=2), "damaged: the checksum"),
         (lambda file, meta: change(meta, format=9), "format 9, this version of decentlam reads"),
@@ -144,10 +156,19 @@ def change(meta: Path, **changes: Any) -> None:
             lambda file, meta: change(meta, num_nodes=0),
             r"foreign: .*num_nodes is 0, it must be a whole number of 1 or more",
         ),
+        (lambda file, meta: change(meta, processes_per_node=True), "processes_per_node is True"),
         (lambda file, meta: change(meta, rank=1), "it describes process 1"),
+        (lambda file, meta: change(meta, more="x" * (1 << 20)), "it has more than 1048576 bytes"),
+        (lambda file, meta: replace(file, os.mkfifo), "pt is damaged or foreign: .*not a regular"),
+        (lambda file, meta: replace(file, Path.mkdir), "pt is damaged or foreign: .*not a regular"),
+        (
+            lambda file, meta: replace(file, lambda path: path.symlink_to("/dev/zero")),
+            "pt is damaged or foreign: it is not a regular file",
+        ),
         (forge({"model": Hostile()}), "nothing of it was run.*posix.system"),
         (forge([1]), "it holds a list"),
         (forge({"model": {}}), "not those of a checkpoint: KeyError"),
+        (forge({"model": 3, "groups": 4, "others": 5}), "not those of a checkpoint"),
     ],
 )
 def test_a_damaged_or_hostile_checkpoint_is_refused(
@@ -179,14 +200,24 @@ def put(*keys: str | int, value: Any) -> Any:
 LAST = "layers.4.bias"
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (put("model", LAST, value=Tensor.to_sparse), r"layers.4.bias is .* torch.sparse_coo"),
+        (put("model", LAST, value=lambda t: t.to("meta")), r"layers.4.bias is .* meta"),
         (put("model", LAST, value=3.0), "not those of a checkpoint"),
-        (put("model", LAST, value=lambda t: t[:1]), r"layers.4.bias is torch.float32 of .*\(1,\)"),
+        (put("state", LAST, "m", value=Tensor.to_sparse), "state 'm' of layers.4.bias .*sparse"),
+        (put("state", LAST, "m", value=lambda t: t[:1]), r"state 'm' of layers.4.bias .*\(1,\)"),
+        (put("state", LAST, "m", value=None), "not those of a checkpoint"),
+        (put("state", LAST, value=[]), "not those of a checkpoint"),
         (put("groups", 0, "lr", value="fast"), "lr must be a finite number"),
         (put("groups", 0, "momentum", value=7.0), "momentum"),
+        (put("groups", 0, "previous_lr", value=[]), "previous_lr must be a finite number"),
+        (put("groups", 0, "step", value=-1), "step is -1"),
         (put("groups", 0, "method", value="DmSGD"), "the state is of DmSGD"),
+        (put("rng", "cpu", value=lambda t: t[:9]), "not those of a checkpoint"),
+        (put("rng", "cpu", value="x"), "not those of a checkpoint"),
     ],
 )
 def test_nothing_is_changed_by_a_checkpoint_that_is_refused(
@@ -203,6 +234,16 @@ def test_nothing_is_changed_by_a_checkpoint_that_is_refused(
     with pytest.raises((decentlam.CheckpointError, ValueError), match=message):
         decentlam.load_checkpoint(tmp_path / "run", **run.parts())
     assert same_tensors(tensors(run), before[0]) and numbers(run) == before[1]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_device_is_not_read(make: Any, sound: Path, tmp_path: Path) -> None:
+    """A pipe would block for ever, and the device be read until memory ends."""
+    shutil.copytree(sound, tmp_path / "run")
+    replace(newest(tmp_path / "run") / "process-00000.json", make)
+    with pytest.raises(decentlam.CheckpointError, match=r"json is damaged.*not a regular file"):
+        steps_in(tmp_path / "run")
 
 
 def test_an_error_names_the_save_before_the_damaged_one(sound: Path, tmp_path: Path) -> None:
@@ -243,7 +284,9 @@ def test_nothing_but_checkpoints_is_touched(tmp_path: Path) -> None:
     "name",
     [
         ".my-step-notes/a.txt",
+        ".000001-step-3.newer/process-00000.pt",
         ".000001-step-3.new/a.txt",
+        ".000001-step-3.old/process-00000.pt/a.txt",
         "000001-step-1/a.txt",
     ],
 )

@@ -25,7 +25,7 @@ from decentlam.errors import ExchangeError, MinorityError, RunOverError
 from decentlam.launch import local
 from decentlam.launch.processes import variables
 from decentlam.network import heartbeat as watch
-from tests.helpers.processes import HANG_SECONDS, slow_if
+from tests.helpers.processes import HANG_SECONDS
 from tests.helpers.scripts import fork, free_port
 
 # Seeds of chaos.py, and its number of faults. One process is killed, messages are read in memory
@@ -53,7 +53,9 @@ def chaos(*arguments: str) -> int:
     return code
 
 
-@pytest.mark.parametrize("name", [slow_if(n not in USUAL, n) for n in SEEDS])
+@pytest.mark.parametrize(
+    "name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.system) for n in SEEDS]
+)
 def test_survivors_and_newcomers_compute_what_the_simulator_does(name: str, tmp_path: Path) -> None:
     """chaos.py checks parameters, samples, exit codes and memory that is left."""
     seed, faults = SEEDS[name]
@@ -150,7 +152,9 @@ def part_of_three(directory: str, number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [slow_if(True, signal.SIGSTOP), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.system), signal.SIGKILL]
+)
 def test_who_is_cut_off_from_most_others_stops_with_an_error(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -297,7 +301,7 @@ def come_back(directory: Path) -> int:
     return 0
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_newcomer_that_fails_is_started_again_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from decentlam.lab.recipes import Recipe
 from decentlam.lab.train import train
-from decentlam.lab.watch import serving
+from decentlam.lab.watch import serving, show_in_terminal
 from tests import pages
 from tests.helpers.processes import HANG_SECONDS, leave_fork_server
 from tests.lab.helpers import recipe
@@ -165,3 +166,24 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
     with serving(tmp_path) as address:
         values = json.loads(ask(f"{address}values")[1])
     assert values["lead"] == "Nothing is written yet." and values["live"]
+
+
+def test_the_terminal_has_a_line_per_node_the_latest_first(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"time": 2e9, "ended": True}
+    run = write_run(tmp_path / "run", nodes=3, simulated=False)
+    late = record(2, 7, **own, wait_seconds=0.0, warnings=["step 5 was \x1b[2Jskipped"])
+    write_nodes(run, record(0, 7, **own), record(1, 7, **own), late)
+    out = io.StringIO()
+    show_in_terminal(run, out)
+    rows = [line.split() for line in out.getvalue().splitlines() if line.startswith("| node ")]
+    rows = [row for row in rows if row[2].isdigit()]
+    assert [row[2] for row in rows] == ["2", "0", "1"]
+    assert [cell for cell in rows[0] if cell != "|"][2:6] == ["ended", "+25%", "7", "3"]
+    assert "node 2: step 5 was  [2Jskipped" in out.getvalue()
+
+
+def test_the_terminal_says_that_nothing_was_written(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    out = io.StringIO()
+    show_in_terminal(tmp_path / "run", out)
+    assert out.getvalue() == "Nothing was written.\n"

@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -24,6 +25,7 @@ import torch
 from decentlam.errors import CheckpointError
 
 FORMAT = 2
+_META_BYTES = 1 << 20  # no save's .json comes near
 Meta = dict[str, Any]  # what a save says of itself; the same on all processes but for the rank
 _NAME = re.compile(r"\d{6,}-step-\d+")
 _LEFT = re.compile(rf"\.{_NAME.pattern}\.(new|old)")  # where a save or its deletion was killed
@@ -166,12 +168,17 @@ def locate(path: Path, step: int | None = None) -> Path:
 
 
 def _open(file: Path) -> BinaryIO:
+    """Opens a regular file: a pipe would block for ever, and a device may have no end."""
     try:
-        return open(file, "rb")
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise CheckpointError(f"{file.parent} is incomplete: {file.name} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{file} is damaged or foreign: it is not a regular file")
+    return open(descriptor, "rb")
 
 
 def read_meta(place: Path, rank: int) -> Meta:
@@ -179,7 +186,10 @@ def read_meta(place: Path, rank: int) -> Meta:
     file = _file(place, rank, "json")
     try:
         with _open(file) as opened:
-            meta = json.load(opened)
+            text = opened.read(_META_BYTES + 1)
+        if len(text) > _META_BYTES:
+            raise ValueError(f"it has more than {_META_BYTES} bytes")
+        meta = json.loads(text)
         if meta["format"] != FORMAT:
             raise CheckpointError(
                 f"{place} has format {meta['format']!r}, this version of decentlam reads {FORMAT}"

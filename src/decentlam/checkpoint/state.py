@@ -162,11 +162,8 @@ def check(objects: Objects, content: Content) -> None:
         if [g["params"] for g in content["groups"]] != [g["params"] for g in groups]:
             wrong.append("the optimizer has the parameters in other groups or in another order")
         held = content["others"].keys()
-        if not wrong:  # else the other errors would only follow from that one
-            for group in content["groups"]:
-                check_values(group)
-                objects.optimizer.method.with_hyper(group)
-            check_saved(content["groups"], objects.optimizer.param_groups)
+        if not wrong:
+            _check_values(objects, content)
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"the files are not those of a checkpoint: {error!r}") from error
     if wrong:
@@ -185,13 +182,33 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
     return wrong + [
         f"{name} is {_kind(there)} in the checkpoint, and {_kind(t)} here"
         for name, there, t in both
-        if _kind(there) != _kind(t)
+        if there.is_meta or _kind(there) != _kind(t)
     ]
 
 
 def _kind(t: Tensor) -> str:
     """Return what a tensor must have like another to be copied into it."""
-    return f"{t.dtype} of shape {tuple(t.shape)}"
+    more = [] if t.layout is torch.strided and not t.is_meta else [str(t.layout), str(t.device)]
+    return " ".join([f"{t.dtype} of shape {tuple(t.shape)}", *more])
+
+
+def _check_values(objects: Objects, content: Content) -> None:
+    """Refuses values that could not be put into the optimizer, or used there."""
+    shapes = {name: local(p).shape for name, p in objects.model.named_parameters()}
+    for name, buffers in content["state"].items():
+        for kind, t in buffers.items():
+            dense = t.is_floating_point() and t.layout is torch.strided and not t.is_meta
+            if not dense or t.shape != shapes[name]:
+                raise TypeError(f"state {kind!r} of {name} is {_kind(t)}")
+    for group in content["groups"]:
+        if type(group["step"]) is not int or group["step"] < 0:
+            raise TypeError(f"step is {group['step']!r}")
+        check_values(group)
+        objects.optimizer.method.with_hyper(group)
+    check_saved(content["groups"], objects.optimizer.param_groups)
+    for device, values in content["rng"].items():
+        if device == "cpu" or torch.cuda.is_initialized():
+            torch.Generator(device).set_state(values)
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decentlam.errors import unknown
+
 Shape = tuple[int, int, int]  # channels, height, width
 SMALL = 64  # images up to this height are CIFAR-like, and torchvision's models are adapted to them
 
@@ -134,7 +136,7 @@ def make_model(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
 
     known = MODELS | GPTS
     if name not in known:
-        raise ValueError(f"unknown model {name!r}; choose from {', '.join(known)}")
+        raise ValueError(unknown("model", name, known))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs too
         return known[name](shape, classes)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from decentlam.errors import unknown
 from decentlam.lab import schedules
 from decentlam.lab.names import (
     ALGORITHMS,
@@ -109,7 +110,7 @@ class Recipe:
             value = getattr(self, field)
             known = self.__dataclass_fields__[field].metadata["choices"]
             if value not in known:
-                raise ValueError(f"unknown {field} {value!r}; choose from {', '.join(known)}")
+                raise ValueError(unknown(field, value, known))
         _, models = TASKS[self.task]
         if self.model not in models:
             raise ValueError(
@@ -315,7 +316,7 @@ def make(name: str | None, **changes: Any) -> Recipe:
     6.4
     """
     if name is not None and name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}; choose from {', '.join(RECIPES)}")
+        raise ValueError(unknown("recipe", name, RECIPES))
     return Recipe(**changes) if name is None else RECIPES[name](**changes)
 
 

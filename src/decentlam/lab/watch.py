@@ -1,8 +1,9 @@
-"""A run while it trains: its page, served on this machine."""
+"""A run while it trains: its page, served on this machine, or a line per node in the terminal."""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,13 +11,13 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from decentlam.lab.report import page
 from decentlam.lab.report.content import content
 from decentlam.lab.report.nodes import Nodes
 from decentlam.lab.report.runs import UNFINISHED, read
-from decentlam.lab.values import Record, plain
+from decentlam.lab.values import Record, plain, table_text
 
 EVERY_SECONDS = 2.0
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -111,3 +112,37 @@ def serving(directory: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator
     finally:
         server.shutdown()
         server.server_close()
+
+
+def show_in_terminal(directory: Path, out: TextIO = sys.stdout) -> None:
+    """Print a line per node, the latest first, until the run ends or Ctrl-C."""
+    source = Source(directory)
+    while True:
+        values = source.values()
+        if out.isatty():
+            out.write("\x1b[H\x1b[J")  # in place of what was shown before
+        print(_text(values), file=out, flush=True)
+        if not values["live"]:
+            return
+        time.sleep(EVERY_SECONDS)
+
+
+def _text(values: Record) -> str:
+    state = values["now"]
+    if state is None:
+        return "Nothing is written yet." if values["live"] else "Nothing was written."
+    rows = [
+        {
+            "node": row["name"],
+            "state": row["state"],
+            "late": f"{row['late']:+.0%}",
+            "step": row["step"],
+            "loss": row["loss"],
+            "a step": row["whole"],
+            "waiting": f"{row['split'][-1] / (sum(row['split']) or 1.0):.0%}",
+        }
+        for row in state["nodes"]
+    ]
+    numbers = [f"{what} {value}  {more}".rstrip() for what, value, more in state["numbers"]]
+    text = "\n".join([*numbers, "", table_text(rows), *state["warnings"]])
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)

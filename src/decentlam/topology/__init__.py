@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from decentlam.errors import unknown
 from decentlam.topology.base import Topology as Topology
 from decentlam.topology.custom import from_edges as from_edges
 from decentlam.topology.custom import from_weights as from_weights
@@ -64,9 +65,7 @@ def resolve(topology: str | Topology, num_nodes: int | None) -> Topology:
             "wrap a weight matrix with decentlam.topology.from_weights"
         )
     if topology not in TOPOLOGIES:
-        raise ValueError(
-            f"unknown topology {topology!r}; choose from {', '.join(sorted(TOPOLOGIES))}"
-        )
+        raise ValueError(unknown("topology", topology, sorted(TOPOLOGIES)))
     if num_nodes is None:
         raise ValueError(
             f"how many nodes has {topology!r}? Pass num_nodes, or a Topology such as ring(8)"

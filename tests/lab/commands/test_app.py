@@ -70,7 +70,8 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("topology", "nope"), "unknown topology 'nope'; choose from"),
+        (("topology", "rign"), "unknown topology 'rign'; did you mean 'ring'? choose from"),
+        (("train", "--recipe", "digts"), "unknown recipe 'digts'; did you mean 'digits'?"),
         (("simulate", "nope", "ring"), "unknown algorithm 'nope'; choose from adamw"),
         (("reproduce", "nope"), ", ".join(STUDIES)),
         (("train", "--recipe", "nope"), ", ".join(RECIPES)),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from decentlam.errors import unknown
 from decentlam.lab.names import STUDIES
 from decentlam.lab.progress import Progress
 from decentlam.lab.terminal import (
@@ -37,7 +38,7 @@ def reproduce(
 ) -> None:
     """Run a study of the paper: a table here, records and plots in the run directory."""
     if study not in STUDIES:
-        raise ValueError(f"unknown study {study!r}; choose from {', '.join(STUDIES)}")
+        raise ValueError(unknown("study", study, STUDIES))
     from decentlam.lab import studies
     from decentlam.lab.studies.study import perform
 

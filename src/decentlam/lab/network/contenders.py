@@ -217,6 +217,7 @@ CONTENDERS: dict[str, Contender] = {
     "DecentLaM as it comes, float16": _SGD(_readme(message_dtype=torch.float16), _AUTO_STEPS),
     "AWC-DmSGD one-peer": _SGD(_ours(decentlam.AWCDmSGD, "one-peer-exponential", overlap=True)),
     "AdamW, one peer": _ADAMW(_adamw(overlap=True)),
+    "AdamW, one peer, float16": _ADAMW(_adamw(overlap=True, message_dtype=torch.float16)),
     "AdamW, two peers, float16": _ADAMW(
         _adamw(overlap=True, topology="two-random-matches", message_dtype=torch.float16)
     ),

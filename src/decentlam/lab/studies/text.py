@@ -68,7 +68,7 @@ def recipe(
     if data not in SOURCES:
         raise ValueError(f"unknown text {data!r}; choose from {', '.join(SOURCES)}")
     on_text = tuple(name for name, method in METHODS.items() if method.text)
-    large = ("all-reduce", "adamw", "adamw-two")
+    large = ("all-reduce", "adamw", "adamw-16-bit", "adamw-two")
     if quick:
         problems: Any = (
             (Problem("unlike", nodes, 32, 2, "gpt-tiny"), on_text),

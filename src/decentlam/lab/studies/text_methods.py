@@ -235,6 +235,9 @@ METHODS: dict[str, Method] = {
     "decent-dp": Method("decent-dp's form", adapt_while_communicating, "#882255", "D"),
     "gossip": Method("gossip AdamW", gossip, "#CC6677", "^"),
     "adamw": Method("AdamW, one peer", every_step, "#88CCEE", "o", several_seeds=True),
+    "adamw-16-bit": Method(
+        *("AdamW, one peer, float16", _HALF, "#0077BB", "p"), several_seeds=True
+    ),
     "adamw-two": Method(
         *("AdamW, two peers, float16", _HALF, "#332288", "h"),
         several_seeds=True,
