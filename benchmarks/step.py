@@ -74,17 +74,6 @@ def time_step(name: str, model: torch.nn.Module, loss: Loss) -> float:
     return statistics.median(spent[2:])
 
 
-def memory(model_name: str = "transformer-9.5M") -> dict[str, float]:
-    """Return the bytes that the optimizer holds, in units of the model's size."""
-    model, loss = make_model(model_name)
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=LR, momentum=MOMENTUM, topology="ring")
-    optimizer.zero_grad()
-    loss(model).backward()
-    optimizer.step()
-    size = sum(p.nbytes for p in model.parameters())
-    return {name: round(value / size, 3) for name, value in optimizer.memory_bytes().items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4)
@@ -107,8 +96,6 @@ def main() -> None:
             if "seconds" in record:
                 times.setdefault(record["contender"], []).append(record["seconds"])
         report(model, times, given.nodes)
-    held = decentlam.launch(memory, given.nodes)[0]
-    print(f"\nmemory of DecentLaM on a ring, in model sizes: {held}")
     if not given.skip_single:
         single_node()
     if given.json:

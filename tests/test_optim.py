@@ -10,18 +10,11 @@ from torch import nn
 
 import decentlam
 from decentlam import algorithms
-from decentlam.algorithms import make
 from decentlam.analysis.stability import choose, growth_rate
 from decentlam.options import OptimizerOptions
 from decentlam.topology import resolve
-from tests.helpers.one_node import CONSTRUCTORS, Net, assert_close, build, train
+from tests.helpers.one_node import Net, assert_close, train
 from tests.helpers.quadratic import CLASSES
-from tests.helpers.trajectories import MOMENTUM_METHODS
-
-
-def test_no_optimizer_with_momentum_is_left_out() -> None:
-    listed = {type(build(method, Net().parameters()).method) for method in CONSTRUCTORS}
-    assert listed == {type(make(name)) for name in MOMENTUM_METHODS}
 
 
 def test_dsgd_on_one_node_is_sgd() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import logging
 import pickle
 import weakref
@@ -22,19 +21,20 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import decentlam
-from decentlam.algorithms import PmSGD
 from tests.helpers.one_node import (
-    CONSTRUCTORS,
     Net,
     assert_close,
     beside_sgd,
-    build,
-    every_method,
     flat,
     loss_of,
     one_step_each,
     train,
 )
+from tests.helpers.quadratic import CLASSES
+from tests.helpers.trajectories import MOMENTUM_METHODS
+
+MOMENTUM = [*dict.fromkeys(CLASSES[name] for name in MOMENTUM_METHODS)]  # in one order
+
 
 # The same numbers as torch.optim.SGD -----------------------------------------------------------
 
@@ -44,23 +44,15 @@ from tests.helpers.one_node import (
 def test_one_node_is_momentum_sgd(nesterov: bool, weight_decay: float) -> None:
     hyper = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, "weight_decay": weight_decay}
     ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.parameters(), **hyper)
+    optimizer = decentlam.DecentLaM(ours.parameters(), **hyper)
     reference = torch.optim.SGD(theirs.parameters(), **hyper)
     assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)))
-
-
-@every_method
-def test_every_optimizer_runs_momentum_sgd_on_one_node(method: str) -> None:
-    for nesterov, overlap in ((False, False), (True, True), (False, "auto")):
-        hyper = {"momentum": 0.8, "nesterov": nesterov}
-        optimizer = build(method, Net().parameters(), lr=0.1, overlap=overlap, **hyper)
-        assert optimizer.algorithm == PmSGD(0.8, nesterov)
 
 
 def test_a_graph_of_old_values_is_refused() -> None:
     """As with torch.optim: backward after step() would mix old activations with new weights."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    optimizer = build("DecentLaM", model.parameters(), lr=0.1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
     loss = model(torch.ones(2, 3)).sum()
     loss.backward(retain_graph=True)
     optimizer.step()
@@ -71,7 +63,7 @@ def test_a_graph_of_old_values_is_refused() -> None:
 def test_a_graph_through_what_did_not_move_is_not_refused() -> None:
     """A layer that was frozen later is as it was, and its activations are still right."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    optimizer = build("DecentLaM", model.parameters(), lr=0.1)
+    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
     model[1].requires_grad_(False)
     prompt = torch.ones(2, 3, requires_grad=True)
     kept = model[1](prompt).sum()
@@ -85,7 +77,7 @@ def test_parameter_without_gradient_is_left_alone() -> None:
     """No decay, no momentum while it is unused, and its momentum waits for it."""
     ours, theirs = Net(), Net()
     hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
-    optimizer = build("DecentLaM", ours.parameters(), **hyper)
+    optimizer = decentlam.DecentLaM(ours.parameters(), **hyper)
     reference = torch.optim.SGD(theirs.parameters(), **hyper)
     for step in range(12):
         used = step in (2, 3, 7, 11)
@@ -98,24 +90,9 @@ def test_parameter_without_gradient_is_left_alone() -> None:
             assert torch.equal(ours.sometimes, torch.ones(3, dtype=torch.float64))
 
 
-@every_method
-def test_groups_have_their_own_lr_decay_and_momentum(method: str) -> None:
-    def groups(model: Net) -> list[dict[str, Any]]:
-        return [
-            {"params": model.first.parameters(), "lr": 0.2, "weight_decay": 0.1},
-            {"params": model.second.parameters(), "momentum": 0.5, "nesterov": True},
-            {"params": [model.sometimes], "momentum": 0.0},
-        ]
-
-    ours, theirs = Net(), Net()
-    optimizer = build(method, groups(ours), lr=0.05, momentum=0.9)
-    reference = torch.optim.SGD(groups(theirs), lr=0.05, momentum=0.9)
-    assert_close(train(ours, optimizer, range(20)), train(theirs, reference, range(20)))
-
-
 def test_groups_can_be_changed_between_steps() -> None:
     ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9)
+    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     for step in range(20):
         for opt in (optimizer, reference):
@@ -126,20 +103,6 @@ def test_groups_can_be_changed_between_steps() -> None:
         a = train(ours, optimizer, range(step, step + 1))
         b = train(theirs, reference, range(step, step + 1))
         assert_close(a, b)
-
-
-def test_add_param_group_mid_run() -> None:
-    ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.first.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(theirs.first.parameters(), lr=0.1, momentum=0.9)
-    assert_close(train(ours, optimizer, range(4)), train(theirs, reference, range(4)))
-    optimizer.zero_grad()
-    reference.zero_grad()
-    for model in (ours, theirs):
-        model.zero_grad()
-    optimizer.add_param_group({"params": ours.second.parameters(), "lr": 0.3})
-    reference.add_param_group({"params": theirs.second.parameters(), "lr": 0.3})
-    assert_close(train(ours, optimizer, range(4, 12)), train(theirs, reference, range(4, 12)))
 
 
 def test_a_group_of_one_process_is_one_node_too() -> None:
@@ -164,16 +127,9 @@ def test_a_group_of_one_process_is_one_node_too() -> None:
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "StepLR": lambda opt: lr_scheduler.StepLR(opt, 5, gamma=0.3),
-    "MultiStepLR": lambda opt: lr_scheduler.MultiStepLR(opt, [4, 9], gamma=0.1),
-    "ExponentialLR": lambda opt: lr_scheduler.ExponentialLR(opt, 0.9),
     "CosineAnnealingLR": lambda opt: lr_scheduler.CosineAnnealingLR(opt, 12),  # 0 at step 12
-    "CosineAnnealingWarmRestarts": lambda opt: lr_scheduler.CosineAnnealingWarmRestarts(opt, 7),
     "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(opt, 0.3, total_steps=30),
-    "CyclicLR": lambda opt: lr_scheduler.CyclicLR(opt, 0.0, 0.2, step_size_up=4),
     "LambdaLR": lambda opt: lr_scheduler.LambdaLR(opt, lambda k: k / 5),  # starts at 0
-    "LinearLR": lambda opt: lr_scheduler.LinearLR(opt, 0.1, total_iters=8),
-    "PolynomialLR": lambda opt: lr_scheduler.PolynomialLR(opt, 12),  # stays at 0 from step 12
     "ReduceLROnPlateau": lambda opt: lr_scheduler.ReduceLROnPlateau(opt, patience=1),
     "SequentialLR": lambda opt: lr_scheduler.SequentialLR(
         opt,
@@ -187,7 +143,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 def test_scheduler_gives_what_it_gives_sgd(scheduler: str) -> None:
     """What rates that change mean to each method: tests/algorithms/test_reference.py."""
     ours, theirs = Net(), Net()
-    optimizer = build("DecentLaM", ours.parameters(), lr=0.1, momentum=0.9)
+    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.9)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     a = train(ours, optimizer, range(25), SCHEDULERS[scheduler](optimizer))
     b = train(theirs, reference, range(25), SCHEDULERS[scheduler](reference))
@@ -228,39 +184,6 @@ def test_all_hooks_of_torch_run_once_in_order() -> None:
     assert seen == [f"{when} {word}" for word in words for when in ("before", "after")]
 
 
-def test_global_hooks_run_once() -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    seen = []
-    handle = register_optimizer_step_post_hook(lambda *arguments: seen.append(1))
-    try:
-        model = Net()
-        train(model, decentlam.DmSGD(model.parameters(), lr=0.1), range(2))
-    finally:
-        handle.remove()
-    assert seen == [1, 1]
-
-
-def test_state_dict_hook_may_rewrite_what_is_saved() -> None:
-    model = Net()
-    optimizer = decentlam.DecentLaM(model.parameters(), lr=0.1)
-    train(model, optimizer, range(2))
-
-    def double(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-        state = copy.deepcopy(state)
-        for values in state["state"].values():
-            for value in values.values():
-                value.mul_(2)
-        return state
-
-    optimizer.register_load_state_dict_pre_hook(double)
-    before = {i: copy.deepcopy(s) for i, s in optimizer.state_dict()["state"].items()}
-    optimizer.load_state_dict(optimizer.state_dict())
-    for i, values in optimizer.state_dict()["state"].items():
-        for name, value in values.items():
-            assert torch.equal(value, 2 * before[i][name])
-
-
 def test_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
     ours, optimizer, theirs, reference = beside_sgd()
     for step in range(5):
@@ -294,53 +217,6 @@ def test_gradients_accumulate_over_backwards_as_in_torch() -> None:
         assert_close([flat(ours)], [flat(theirs)])
 
 
-def test_backward_may_keep_its_graph() -> None:
-    ours, optimizer, theirs, reference = beside_sgd()
-    for step in range(3):
-        for model, opt in ((ours, optimizer), (theirs, reference)):
-            opt.zero_grad()
-            loss = loss_of(model, step)
-            grads = torch.autograd.grad(loss, list(model.second.parameters()), create_graph=True)
-            (loss + sum(g.square().sum() for g in grads)).backward()
-            opt.step()
-        assert_close([flat(ours)], [flat(theirs)])
-
-
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_backward_with_create_graph() -> None:
-    ours, optimizer, theirs, reference = beside_sgd()
-    for step in range(3):
-        for model, opt in ((ours, optimizer), (theirs, reference)):
-            opt.zero_grad()
-            loss_of(model, step).backward(create_graph=True)
-            opt.step()
-        states = [s for p in ours.parameters() for s in optimizer.state[p].values()]
-        assert not any(t.requires_grad for t in states)
-        assert_close([flat(ours)], [flat(theirs)])
-
-
-def test_grad_scaler_with_overflow_skips_as_torch_does() -> None:
-    """torch skips the step; here the gradient is zero, which differs only by the momentum."""
-    ours, theirs = Net(torch.float32), Net(torch.float32)
-    optimizer = decentlam.DecentLaM(ours.parameters(), lr=0.1, momentum=0.0)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    for model, opt in ((ours, optimizer), (theirs, reference)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        for step in range(6):
-            opt.zero_grad()
-            scaler.scale(loss_of(model, step)).backward()
-            if step == 2:
-                model.first.weight.grad[0, 0] = torch.inf
-            if step == 4:
-                scaler.unscale_(opt)
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            scaler.step(opt)
-            scaler.update()
-        assert scaler.get_scale() == 512.0
-    assert_close([flat(ours)], [flat(theirs)], 1e-6)
-    assert optimizer.statistics.skipped_steps == 1
-
-
 def test_optimizer_that_nobody_uses_is_gone() -> None:
     """The parameters keep its hooks, but these must not keep it, its buckets and its state."""
     model = Net()
@@ -359,42 +235,12 @@ def test_optimizer_that_nobody_uses_is_gone() -> None:
 # Saving, loading and copying --------------------------------------------------------------------
 
 
-def through_a_file(value: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def test_resumed_run_is_the_same() -> None:
-    hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-
-    def start() -> tuple[Net, Any, Any]:
-        model = Net()
-        optimizer = build("DecentLaM", model.parameters(), **hyper)
-        return model, optimizer, lr_scheduler.CosineAnnealingLR(optimizer, 12)
-
-    model, optimizer, scheduler = start()
-    uninterrupted = train(model, optimizer, range(20), scheduler)
-    model, optimizer, scheduler = start()
-    train(model, optimizer, range(10), scheduler)
-    saved = through_a_file([x.state_dict() for x in (model, optimizer, scheduler)])
-    model, optimizer, scheduler = start()
-    train(model, optimizer, range(3), scheduler)  # whatever was there before is replaced
-    for x, state in zip((model, optimizer, scheduler), saved, strict=True):
-        x.load_state_dict(state)
-    resumed = train(model, optimizer, range(10, 20), scheduler)
-    for a, b in zip(resumed, uninterrupted[10:], strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize(
-    ("method", "how"),
-    [*((method, "pickle") for method in CONSTRUCTORS), ("SlowMo", "deepcopy")],
+    ("kind", "how"), [*((kind, "pickle") for kind in MOMENTUM), (decentlam.SlowMo, "deepcopy")]
 )
-def test_copy_goes_on_like_the_original(method: str, how: str) -> None:
+def test_copy_goes_on_like_the_original(kind: Any, how: str) -> None:
     model = Net()
-    optimizer = build(method, model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer, range(5))
     both = (model, optimizer)
     twin, twin_optimizer = (
@@ -482,16 +328,6 @@ def test_the_state_of_another_optimizer_is_refused(other: type) -> None:
 def test_what_is_no_algorithm_is_refused(algorithm: Any) -> None:
     with pytest.raises(TypeError, match=r"algorithm must be an Algorithm, such as .*, got "):
         decentlam.DecentralizedOptimizer(nn.Linear(2, 1).parameters(), algorithm)
-
-
-@pytest.mark.parametrize(
-    "params",
-    ["abc", None, 3, {"a": 1}, nn.Linear(2, 1), [{"lr": 1}], [{"params": None}], [()]],
-    ids=repr,
-)
-def test_what_are_no_parameters_is_refused(params: Any) -> None:
-    with pytest.raises(TypeError, match=r"such as model.parameters\(\).*, got "):
-        decentlam.DecentralizedOptimizer(params, decentlam.algorithms.DecentLaM())
 
 
 @pytest.mark.parametrize("name", ["momentum", "dampening"])

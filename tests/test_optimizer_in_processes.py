@@ -13,13 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 
 import decentlam
-from tests.helpers.models import mlp, mlp_loss
 from tests.helpers.processes import Group, Scenarios, every, message_of
 from tests.helpers.quadratic import (
-    DECAY,
-    LR,
-    MOMENTUM,
-    Loss,
     Quadratic,
     assert_equal,
     build,
@@ -53,37 +48,13 @@ def resume(process_group: Group, method: str) -> tuple[list[Tensor], list[Tensor
     return whole[3:], train(optimizer, model, node, range(3, 6))
 
 
-RESUMED = ("decentlam", "awc-dmsgd", "slowmo", "d2-dmsgd", "qg-dmsgd", "da-dmsgd", "pmsgd")
+RESUMED = ("decentlam", "awc-dmsgd", "slowmo", "pmsgd")
 
 
 @scenarios.run(resume, every(method=RESUMED))
 def test_resumed_run_is_the_same_to_the_bit(results: list[Any]) -> None:
     for whole, resumed in results:
         assert same(whole, resumed)
-
-
-def twins(process_group: Group, overlap: str, how: str) -> list[list[Tensor]]:
-    """A copy made right after a step, whose messages may still be under way, and its original."""
-    node, model, optimizer = start(process_group, "decentlam", overlap=overlap)
-    train(optimizer, model, node, range(2))
-    optimizer.zero_grad()
-    quadratic_loss(model, node, 2).backward()
-    optimizer.step()
-    both = (model, optimizer)
-    twin, theirs = copy.deepcopy(both) if how == "deepcopy" else pickle.loads(pickle.dumps(both))
-    return [
-        train(theirs, twin, node, range(3, 6)),
-        train(optimizer, model, node, range(3, 6)),
-    ]
-
-
-@scenarios.run(
-    twins, [{"overlap": "none", "how": "deepcopy"}, {"overlap": "backward", "how": "pickle"}]
-)
-def test_a_copy_made_in_the_midst_of_training_goes_on_like_the_original(results: Any) -> None:
-    expected = simulate("decentlam", N, 6)[3:]
-    for k in range(2):
-        assert_equal([both[k] for both in results], expected)
 
 
 def copied_alone(process_group: Group, method: str) -> tuple[list[list[Tensor]], str]:
@@ -99,10 +70,7 @@ def copied_alone(process_group: Group, method: str) -> tuple[list[list[Tensor]],
     apart, late = copy.deepcopy((model, optimizer))
     _, fresh, new = start(process_group, method)
     train(new, fresh, node, range(2))
-    found = [
-        train(optimizer, model, node, range(2, 5)),
-        train(theirs, twin, node, range(2, 5)),
-    ]
+    found = [train(optimizer, model, node, range(2, 5)), train(theirs, twin, node, range(2, 5))]
     return found, message_of(lambda: train(late, apart, node, range(1)))
 
 
@@ -114,75 +82,6 @@ def test_one_process_may_copy_its_optimizer_alone(results: list[Any]) -> None:
 
 
 # Several optimizers -----------------------------------------------------------------------------
-
-
-def generator_loss(models: nn.ModuleDict, node: int, step: int) -> Tensor:
-    return mlp_loss(models["generator"], node, step) + discriminator_loss(models, node, step)
-
-
-def discriminator_loss(models: nn.ModuleDict, node: int, step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(500 + 100 * node + step)
-    x = torch.randn(6, 4, generator=generator, dtype=torch.float64)
-    return models["discriminator"](torch.cat([models["generator"](x), x[:, :2]], 1)).square().mean()
-
-
-def gan(process_group: Group, methods: tuple[str, str], overlap: bool) -> list[Tensor]:
-    """Two optimizers in turn; the generator's backward reaches the discriminator too."""
-    node = dist.get_rank(process_group)
-    models = nn.ModuleDict({"generator": mlp(node), "discriminator": mlp(node + 10)})
-    first = build(methods[0], models["generator"], process_group, overlap=overlap)
-    second = build(methods[1], models["discriminator"], process_group, overlap=overlap)
-    trajectory = []
-    for step in range(5):
-        second.zero_grad()
-        with first.no_sync():
-            discriminator_loss(models, node, step).backward()
-        second.step()
-        first.zero_grad()
-        with second.no_sync():
-            generator_loss(models, node, step).backward()
-        first.step()
-        trajectory.append(flat(models))
-    return trajectory
-
-
-def simulate_gan(methods: tuple[str, str], n: int) -> list[Tensor]:
-    models = nn.ModuleDict({"generator": mlp(0), "discriminator": mlp(10)})
-    first, second = (
-        decentlam.Nodes(m, "ring", flat(part).expand(n, -1), MOMENTUM, weight_decay=DECAY)
-        for m, part in zip(methods, models.values(), strict=True)
-    )
-    trajectory = []
-
-    def gradients(nodes: decentlam.Nodes, part: str, loss: Loss, step: int) -> Tensor:
-        rows = []
-        for node in range(n):
-            nn.utils.vector_to_parameters(first.x[node].clone(), models["generator"].parameters())
-            nn.utils.vector_to_parameters(
-                second.x[node].clone(), models["discriminator"].parameters()
-            )
-            models.zero_grad()
-            loss(models, node, step).backward()
-            rows.append(torch.cat([p.grad.reshape(-1) for p in models[part].parameters()]))
-        return torch.stack(rows)
-
-    for step in range(5):
-        second.step(gradients(second, "discriminator", discriminator_loss, step), LR)
-        first.step(gradients(first, "generator", generator_loss, step), LR)
-        trajectory.append(torch.cat([first.x, second.x], dim=1))
-    return trajectory
-
-
-@scenarios.run(
-    gan,
-    [
-        {"methods": ("decentlam", "decentlam"), "overlap": True},
-        {"methods": ("awc-dmsgd", "dmsgd"), "overlap": True},
-        {"methods": ("pmsgd", "decentlam"), "overlap": False},
-    ],
-)
-def test_two_optimizers_in_turn(results: Any, methods: tuple[str, str]) -> None:
-    assert_equal(results, simulate_gan(methods, N))
 
 
 def halves(process_group: Group, methods: tuple[str, str]) -> list[Tensor]:
@@ -337,46 +236,6 @@ def join_absent(node: int, step: int) -> bool:
 def test_nodes_without_data_answer_with_gradient_zero(results: Any, method: str) -> None:
     assert [len(trajectory) for trajectory in results] == [13] * N
     assert_equal(results, simulate(method, N, 13, absent=join_absent))
-
-
-def join_two(process_group: Group) -> tuple[list[Tensor], list[Tensor]]:
-    """Two optimizers in one context, as a GAN has."""
-    node = dist.get_rank(process_group)
-    a, b = Quadratic(seed=0), Quadratic(seed=1)
-    first = build("decentlam", a, process_group)
-    second = build("pmsgd", b, process_group)
-    with Join([first, second]):
-        for step in range(BATCHES[node]):
-            train(first, a, node, range(step, step + 1))
-            train(second, b, node, range(step, step + 1))
-    return [flat(a)], [flat(b)]
-
-
-@scenarios.run(join_two)
-def test_two_optimizers_join_together(results: Any) -> None:
-    def absent(node: int, step: int) -> bool:
-        return step >= BATCHES[node]
-
-    steps = max(BATCHES)
-    first = simulate("decentlam", N, steps, absent=absent)
-    assert_equal([both[0] for both in results], first[-1:])
-    second = simulate("pmsgd", N, steps, absent=absent, model=lambda: Quadratic(seed=1))
-    assert_equal([both[1] for both in results], second[-1:])
-
-
-def join_throws(process_group: Group) -> str:
-    node, model, optimizer = start(process_group, "decentlam")
-
-    def run() -> None:
-        with Join([optimizer], throw_on_early_termination=True):
-            train(optimizer, model, node, range(BATCHES[node]))
-
-    return message_of(run)
-
-
-@scenarios.run(join_throws)
-def test_join_can_stop_everybody_instead(errors: list[str]) -> None:
-    assert all(error.startswith("RuntimeError") for error in errors)
 
 
 def unpickled(process_group: Group, method: str, subgroup: bool) -> str:

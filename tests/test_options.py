@@ -23,31 +23,16 @@ def optimizer(group: dict | None = None, **changes: Any) -> decentlam.DecentLaM:
 
 
 REFUSALS: list[Refusal] = [
-    ("weight decay infinite", lambda: optimizer(weight_decay=math.inf), ValueError,
-     ["weight_decay", "finite", "inf"]),
-    ("weight decay a bool", lambda: optimizer(weight_decay=True), ValueError,
-     ["weight_decay", "number", "True"]),
     ("weight decay beyond float32", lambda: optimizer(weight_decay=1e308), ValueError,
      ["weight_decay", "at most 1e+18", "1e+308"]),
     ("clipping at a vector", lambda: optimizer(max_grad_norm=torch.ones(2)), ValueError,
      ["max_grad_norm", "above 0", "tensor([1., 1.])"]),
-    ("message dtype a list", lambda: optimizer(message_dtype=[]), ValueError,
-     ["message_dtype", "torch.bfloat16", "[]"]),
     ("weight decay of a group NaN", lambda: optimizer({"weight_decay": math.nan}), ValueError,
      ["weight_decay", "finite", "nan"]),
-    ("weight decay of a group negative", lambda: optimizer({"weight_decay": -1}), ValueError,
-     ["weight_decay", "0 or more", "-1"]),
-    ("lr of a group", lambda: optimizer({"lr": -1}), ValueError, ["lr", "0 or more", "-1"]),
     ("nesterov a word", lambda: optimizer(nesterov="no"), ValueError,
      ["DecentLaM", "nesterov", "True or False", "'no'"]),
-    ("nesterov of a group", lambda: optimizer({"nesterov": "no"}), ValueError,
-     ["nesterov", "True or False", "'no'"]),
-    ("timeout a bool", lambda: optimizer(timeout_seconds=True), ValueError,
-     ["timeout_seconds", "number above 0", "True"]),
     ("timeout infinite", lambda: optimizer(timeout_seconds=math.inf), ValueError,
      ["timeout_seconds", "at most 1e+08", "inf"]),
-    ("clipping at True", lambda: optimizer(max_grad_norm=True), ValueError,
-     ["max_grad_norm", "number above 0", "True"]),
     ("clipping beyond what step() can", lambda: optimizer(max_grad_norm=10**29), ValueError,
      ["max_grad_norm", "at most 1e+18", "10000000"]),
     ("a model of other parameters", lambda: optimizer(model=nn.Linear(2, 2)), ValueError,
@@ -69,8 +54,9 @@ def test_refuses_with_what_was_given_and_the_cure(
 @pytest.mark.parametrize("method", [decentlam.PmSGD, decentlam.DecentLaM])
 @pytest.mark.parametrize("given", [-1, 0, True, 1.0, ..., {"a": 1}])
 def test_a_number_of_processes_that_cannot_be_is_refused(method: Any, given: Any) -> None:
-    kind = ValueError if type(given) is int else TypeError
-    with pytest.raises(kind, match=rf"processes_per_node must be .*, got {re.escape(repr(given))}"):
+    with pytest.raises(
+        ValueError, match=rf"processes_per_node must be .*, got {re.escape(repr(given))}"
+    ):
         method(nn.Linear(2, 1).parameters(), lr=0.1, processes_per_node=given)
 
 

@@ -236,9 +236,6 @@ class _Mixing(Exchange):
             self._pending, self.due = [], False
         self._inner.end()
 
-    def memory_bytes(self) -> dict[str, int]:
-        return self._inner.memory_bytes()
-
     def disagreement(self) -> float | None:
         """Return the estimated distance of the models from their average; None if not known."""
         if self._step is None:

@@ -1,97 +1,79 @@
 """One optimizer class per method: `DecentLaM(model.parameters(), lr=0.4, ...)`.
 
-Every class is a torch.optim.Optimizer. Besides its own arguments it takes the keywords of
+Every class is a torch.optim.Optimizer, with a page in docs/methods: what it does, when to use it,
+what it costs. Besides its own arguments it takes the keywords of
 `decentlam.options.OptimizerOptions`, such as topology, overlap and weight_decay. One process alone
 runs momentum SGD, whatever the method; with `AdamW` and `PmAdamW` it runs Adam.
+
+In the equations W averages with the neighbors, g is the gradient with weight decay, and beta is the
+`momentum`. `nesterov` is Nesterov's momentum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Unpack
 
 from torch.optim.optimizer import ParamsT
 
 from decentlam import algorithms
+from decentlam.algorithms import Algorithm
 from decentlam.algorithms.adamw import check_betas
 from decentlam.optimizer import DecentralizedOptimizer
 from decentlam.options import CommonOptions, OptimizerOptions, show_options
 
 
+class _MomentumOptimizer(DecentralizedOptimizer):
+    """An optimizer of a method that has SGD's momentum and no arguments of its own."""
+
+    _kind: ClassVar[Callable[[float, bool], Algorithm]]
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(params, type(self)._kind(momentum, nesterov), lr, **options)
+
+
 @show_options(stable="auto")
-class DecentLaM(DecentralizedOptimizer):
+class DecentLaM(_MomentumOptimizer):
     """DecentLaM: large-batch momentum without the bias that momentum adds to decentralized SGD.
 
         v+ = beta v + x - W (x - lr g);    x+ = x - v+
 
-    This is Algorithm 2 of the paper with v = lr m, so that nothing is divided by lr.
-
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`. `stable` defaults to "auto": on changing topologies, where
-            Algorithm 2 would diverge, `SteadyDecentLaM` runs instead, or `ExactDecentLaM` if each
-            node has two peers per step.
+    This is Algorithm 2 of the paper with v = lr m, so that nothing is divided by lr. `stable` is
+    "auto": on changing topologies, where Algorithm 2 would diverge, `SteadyDecentLaM` runs instead,
+    or `ExactDecentLaM` if each node has two peers per step.
 
     When not: close to the largest stable learning rate on a ring or mesh; check with
-    `decentlam.growth(..., lr=, curvature=)`. If all nodes see the same data distribution, DmSGD
-    does as well.
+    `decentlam.growth(..., lr=, curvature=)`.
 
     >>> import torch, decentlam
     >>> model = torch.nn.Linear(3, 1)
     >>> opt = decentlam.DecentLaM(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
     >>> model(torch.ones(2, 3)).sum().backward()
     >>> opt.step()
-
-    Reference: Yuan et al., DecentLaM: Decentralized Momentum SGD for Large-batch Deep Training,
-    ICCV 2021.
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        options.setdefault("stable", "auto")
-        super().__init__(params, algorithms.DecentLaM(momentum, nesterov), lr, **options)
+    _kind = algorithms.DecentLaM
 
 
 @show_options()
-class ExactDecentLaM(DecentralizedOptimizer):
+class ExactDecentLaM(_MomentumOptimizer):
     """DecentLaM without bias, for changing topologies: each node learns how its gradient differs.
 
         u = lr g - y;    z = x - u - beta v;    x+ = W z
         v+ = beta v + u + (z - x+) / 2;    y+ = y - (z - x+) / 20
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`.
-
     When not: with one peer per step, or on a one-peer hypercube of 16 nodes or more. `DecentLaM`
     chooses it where it helps.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.ExactDecentLaM(model.parameters(), lr=0.1, topology="two-random-matches")
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        super().__init__(params, algorithms.ExactDecentLaM(momentum, nesterov), lr, **options)
+    _kind = algorithms.ExactDecentLaM
 
 
 @show_options(stable="auto")
@@ -101,22 +83,13 @@ class SteadyDecentLaM(DecentralizedOptimizer):
         z = x - lr g - beta v;    x+ = W z;    s+ = mu s + (1 - mu) (z - x+)
         v+ = beta v + lr g + c (z - x+) + (1 - c) s+
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        mu: The coefficient of the running mean. docs/methods/decentlam-steady.md derives the
-            default.
-        share: c, the share that enters momentum directly. Default: 2 (1 - beta), at most 0.5.
-        options: See `OptimizerOptions`. `stable` defaults to "auto": on large networks that mix
-            slowly, half the share is used.
-
     When not: on fixed topologies, where `DecentLaM` reaches a better model at the same cost.
 
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.SteadyDecentLaM(model.parameters(), lr=0.1, topology="one-peer-exponential")
+    Args:
+        mu: The coefficient of the running mean. docs/methods/decentlam-steady.md derives the
+            default.
+        share: c, the share that enters momentum directly. Default: 2 (1 - beta), at most 0.5; half
+            of that on large networks that mix slowly.
     """
 
     def __init__(
@@ -129,7 +102,6 @@ class SteadyDecentLaM(DecentralizedOptimizer):
         share: float | None = None,
         **options: Unpack[OptimizerOptions],
     ) -> None:
-        options.setdefault("stable", "auto")
         algorithm = algorithms.SteadyDecentLaM(momentum, nesterov, mu, share)
         super().__init__(params, algorithm, lr, **options)
 
@@ -140,25 +112,12 @@ class PmSGD(DecentralizedOptimizer):
 
         m+ = beta m + mean(g);    x+ = x - lr m+
 
-    With `lars=True` each layer's gradient is scaled by trust |x| / (|mean(g)| + weight_decay |x|):
-    PmSGD+LARS.
+    When not: on slow networks. This is the baseline that the other methods are compared with. The
+    topology is not used.
 
     Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        lars: Scale the learning rate of each layer.
+        lars: Scale each layer's gradient by trust |x| / (|mean(g)| + weight_decay |x|): PmSGD+LARS.
         trust: LARS's coefficient.
-        options: See `OptimizerOptions`; the topology is not used.
-
-    When not: on slow networks. This is the baseline that the other methods are compared with.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.PmSGD(model.parameters(), lr=0.1, momentum=0.9, lars=True)
-
-    Reference for LARS: You, Gitman, Ginsburg, Large batch training of convolutional networks, 2017.
     """
 
     def __init__(
@@ -180,18 +139,7 @@ class DSGD(DecentralizedOptimizer):
 
         x+ = W (x - lr g)
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        options: See `OptimizerOptions`.
-
     When not: for deep networks, which need momentum to train in few steps.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.DSGD(model.parameters(), lr=0.1, topology="ring")
-
-    Reference: Lian et al., Can decentralized algorithms outperform centralized algorithms?, 2017.
     """
 
     def __init__(
@@ -201,69 +149,28 @@ class DSGD(DecentralizedOptimizer):
 
 
 @show_options()
-class DmSGD(DecentralizedOptimizer):
+class DmSGD(_MomentumOptimizer):
     """Decentralized momentum SGD: a momentum step, then the average. Algorithm 1 of the paper.
 
         m+ = beta m + g;    x+ = W (x - lr m+)
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`.
-
     When not: with different data on each node, large batches or a large lr. Its bias grows with
     1 / (1 - beta)^2; `DecentLaM` costs the same without that.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.DmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        super().__init__(params, algorithms.DmSGD(momentum, nesterov), lr, **options)
+    _kind = algorithms.DmSGD
 
 
 @show_options()
-class DADmSGD(DecentralizedOptimizer):
+class DADmSGD(_MomentumOptimizer):
     """DmSGD that averages the momentum too: doubly averaged.
 
         h = beta m + g;    x+ = W (x - lr h);    m+ = W h
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`.
-
     When not: on slow networks. It sends two models per message.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.DADmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
-
-    Reference: Yu, Jin, Yang, On the linear speedup analysis of communication efficient momentum SGD
-    for distributed non-convex optimization, 2019.
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        super().__init__(params, algorithms.DADmSGD(momentum, nesterov), lr, **options)
+    _kind = algorithms.DADmSGD
 
 
 @show_options()
@@ -274,21 +181,10 @@ class AWCDmSGD(DecentralizedOptimizer):
 
     The message needs no gradient, so it travels during the whole forward and backward.
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        heavy_ball: The form x+ = W x - lr g + beta (x - x-) of Balu et al.
-        options: See `OptimizerOptions`.
-
     When not: with different data or large batches. Its bias is the largest of all methods here.
 
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.AWCDmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="ring")
-
-    Reference: Balu et al., Decentralized deep learning using momentum-accelerated consensus, 2020.
+    Args:
+        heavy_ball: The form x+ = W x - lr g + beta (x - x-) of Balu et al.
     """
 
     def __init__(
@@ -312,26 +208,14 @@ class SlowMo(DecentralizedOptimizer):
 
     x0 is the model at the beginning of the tau steps.
 
+    When not: if even an occasional all-reduce is too expensive.
+
     Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta of the inner steps.
-        nesterov: Nesterov's momentum in the inner steps.
         tau: Steps from one exact average to the next.
         slow_beta: The slow momentum.
         alpha: The slow learning rate.
         base: "dmsgd", or "local" to send nothing between exact averages.
         inner_momentum: What to do with m at the exact average: "keep", "reset" or "average" it.
-        options: See `OptimizerOptions`.
-
-    When not: if even an occasional all-reduce is too expensive.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.SlowMo(model.parameters(), lr=0.1, tau=12, base="local")
-
-    Reference: Wang et al., SlowMo: Improving communication-efficient distributed SGD with slow
-    momentum, 2020.
     """
 
     def __init__(
@@ -359,23 +243,11 @@ class QGDmSGD(DecentralizedOptimizer):
 
         x+ = W (x - lr (beta q + g));    q+ = mu q + (1 - mu) (x - x+) / lr
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        mu: The coefficient of the running mean q. Default: beta.
-        options: See `OptimizerOptions`.
-
     When not: if you train for few steps. With mu = beta it moves no further than SGD without
     momentum, so it needs a larger learning rate.
 
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.QGDmSGD(model.parameters(), lr=0.1, momentum=0.9, mu=0.5)
-
-    Reference: Lin et al., Quasi-global momentum: Accelerating decentralized deep learning on
-    heterogeneous data, 2021.
+    Args:
+        mu: The coefficient of the running mean q. Default: beta.
     """
 
     def __init__(
@@ -391,75 +263,29 @@ class QGDmSGD(DecentralizedOptimizer):
 
 
 @show_options(topology="symmetric-exponential")
-class D2DmSGD(DecentralizedOptimizer):
+class D2DmSGD(_MomentumOptimizer):
     """Exact diffusion with momentum: no bias if nodes see different data.
 
         m+ = beta m + g;    p+ = x - lr m+;    x+ = (I + W)/2 (p+ + x - p)
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`. `topology` defaults to "symmetric-exponential".
-
     When not: on changing topologies, or with noisy gradients, because its correction accumulates
     their noise.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.D2DmSGD(model.parameters(), lr=0.1, momentum=0.9, topology="mesh")
-
-    Reference: Yuan, Alghunaim, Ying, Sayed, On the influence of bias-correction on distributed
-    stochastic optimization, 2020.
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        options.setdefault("topology", "symmetric-exponential")
-        super().__init__(params, algorithms.D2DmSGD(momentum, nesterov), lr, **options)
+    _kind = algorithms.D2DmSGD
 
 
 @show_options(topology="symmetric-exponential")
-class GTDmSGD(DecentralizedOptimizer):
+class GTDmSGD(_MomentumOptimizer):
     """Gradient tracking with momentum: no bias if nodes see different data.
 
         y = c + g - g-;    m+ = beta m + y;    x+ = W (x - lr m+);    c+ = W y
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        momentum: beta.
-        nesterov: Nesterov's momentum.
-        options: See `OptimizerOptions`. `topology` defaults to "symmetric-exponential".
-
     When not: at a large lr or high momentum, where it diverges; see docs/stability.md. It sends two
     models per message.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.GTDmSGD(model.parameters(), lr=0.01, momentum=0.8, topology="ring")
-
-    Reference: Xu, Zhu, Soh, Xie, Augmented distributed gradient methods for multi-agent
-    optimization under uncoordinated constant stepsizes, 2015.
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        options.setdefault("topology", "symmetric-exponential")
-        super().__init__(params, algorithms.GTDmSGD(momentum, nesterov), lr, **options)
+    _kind = algorithms.GTDmSGD
 
 
 @show_options(stable="auto")
@@ -473,26 +299,15 @@ class AdamW(DecentralizedOptimizer):
     is that of `SteadyDecentLaM`. A seventeenth of the second moments is averaged in every step, so
     a step sends 1.06 models.
 
+    When not: if the network is fast enough for an all-reduce. Use `PmAdamW` or DDP there.
+
     Args:
-        params: Parameters or param groups.
         lr: The learning rate. Start with the one you use with DDP, then try up to twice that.
         betas: The coefficients of the running means of the gradient and of its square.
         eps: Added to the denominator.
         weight_decay: Decoupled: every step subtracts lr * weight_decay * x.
         second_moment: "slices" averages a slice of them per step; "local" averages none, which
             saves the 6 % and is only right if all nodes see the same kind of data.
-        options: See `OptimizerOptions`. `stable` defaults to "auto".
-
-    When not: if the network is fast enough for an all-reduce. Use `PmAdamW` or DDP there.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    >>> model(torch.ones(2, 3)).sum().backward()
-    >>> opt.step()
-
-    Reference for the order: Ziyin, Wang, Ueda, LaProp: Separating momentum and adaptivity in Adam,
-    2020.
     """
 
     def __init__(
@@ -506,7 +321,6 @@ class AdamW(DecentralizedOptimizer):
         **options: Unpack[CommonOptions],
     ) -> None:
         _refuse_sgd(type(self).__name__, options)
-        options.setdefault("stable", "auto")
         algorithm = algorithms.AdamW(*check_betas(betas), eps, second_moment)
         super().__init__(params, algorithm, lr, weight_decay=weight_decay, **options)
 
@@ -515,21 +329,8 @@ class AdamW(DecentralizedOptimizer):
 class PmAdamW(DecentralizedOptimizer):
     """AdamW on the exact average of all gradients, as DDP with torch.optim.AdamW.
 
-    Args:
-        params: Parameters or param groups.
-        lr: The learning rate.
-        betas: The coefficients of the running means of the gradient and of its square.
-        eps: Added to the denominator.
-        weight_decay: Decoupled: every step subtracts lr * weight_decay * x.
-        options: See `OptimizerOptions`; the topology is not used.
-
-    When not: on slow networks. This is the baseline that `AdamW` is compared with.
-
-    >>> import torch, decentlam
-    >>> model = torch.nn.Linear(3, 1)
-    >>> opt = decentlam.PmAdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-
-    Reference: Loshchilov, Hutter, Decoupled weight decay regularization, 2019.
+    The arguments are those of `AdamW`. When not: on slow networks. This is the baseline that
+    `AdamW` is compared with. The topology is not used.
     """
 
     def __init__(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from decentlam.algorithms import Algorithm, Reach, check_lr, check_number, reaches, shown
+from decentlam.algorithms import Algorithm, Reach, check_number, check_period, reaches, shown
 from decentlam.data import Change, Place
 from decentlam.elastic.recovery import Recovery, check_network
 from decentlam.launch.init import init_if_launched
@@ -56,6 +56,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     """
 
     _step_supports_amp_scaling = True  # GradScaler then always calls step: neighbors need answers
+    _own_defaults: ClassVar[Mapping[str, Any]] = {}  # of options, in a method's class
 
     def __init__(
         self,
@@ -69,7 +70,8 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "algorithm must be an Algorithm, such as decentlam.algorithms.DecentLaM(beta=0.9), "
                 f"got {shown(algorithm)}"
             )
-        check_lr(lr)
+        check_number("lr", lr)
+        options = cast(OptimizerOptions, {**self._own_defaults, **options})
         weight_decay = check_number("weight_decay", options.pop("weight_decay", 0.0))
         process_group = group_of(options.pop("mesh", None), options.pop("process_group", None))
         model = _checked(options.pop("model", None))
@@ -84,10 +86,11 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         self._runtime: Runtime | None = None
         self._recovery: Recovery | None = None
         self._copied = False
-        params = _checked_params(params)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **algorithm.hyper()})
         Joinable.__init__(self)
-        device = build.check_run(self.param_groups, algorithm)
+        device = build.check_parameters(self.param_groups)
+        check_period(algorithm)
+        prepare(self.param_groups, algorithm)
         buffers = [] if model is None else _buffers(model, self.param_groups)
         names: dict[Tensor, str] = {}
         if model is not None:
@@ -228,8 +231,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         for bucket in self.runtime.buckets:
             self.state.update(state_views(bucket))
 
-    # What runs -------------------------------------------------------------------------------
-
     @property
     def runtime(self) -> Runtime:
         """The runtime, which takes the steps."""
@@ -255,8 +256,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
     def network(self) -> Network:
         """The network: which process is which node."""
         return self.runtime.network
-
-    # torch.optim -----------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the neighbors' messages and update the parameters.
@@ -362,8 +361,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
             network = reconnect(network, device, Reach.EVERYONE in reaches(self._method))
             self._build(network, self._options, together=False)
 
-    # Beyond torch.optim ------------------------------------------------------------------------
-
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward only accumulates gradients and sends nothing."""
         return self.runtime.no_sync()
@@ -415,12 +412,6 @@ class DecentralizedOptimizer(Optimizer, Joinable):
         """The cost of the last step: time waited, bytes sent, share of the exchange hidden."""
         return self.runtime.statistics
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that this process holds for training, by kind."""
-        return self.runtime.memory_bytes()
-
-    # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
-
     def join_hook(self, **kwargs: Any) -> JoinHook:
         if self.network.node_group is not None:
             raise ValueError(
@@ -433,7 +424,7 @@ class DecentralizedOptimizer(Optimizer, Joinable):
                 "of them out"
             )
         self._check_copied_alike()  # here, which all processes reach
-        return _AnswerNeighbors(self.runtime)
+        return AnswerNeighbors(lambda: self.runtime.step(absent=True))
 
     @property
     def join_device(self) -> torch.device:
@@ -460,27 +451,8 @@ def _buffers(model: nn.Module, groups: Sequence[ParamGroup]) -> list[Tensor]:
     return list(model.buffers())
 
 
-def _checked_params(params: Any) -> Any:
-    """Refuse what torch's constructor would with a bare KeyError or \"not iterable\"."""
-    allowed = "params must be parameters or param groups, such as model.parameters()"
-    if isinstance(params, str | dict) or not isinstance(params, Iterable):
-        raise TypeError(f"{allowed}, got {shown(params)}")
-    if isinstance(params, Tensor):
-        return params  # torch says what is wrong
-    params = list(params)
-    for group in params:
-        if isinstance(group, dict) and not isinstance(group.get("params"), Iterable):
-            raise TypeError(f"{allowed}; a group has its own under 'params', got {shown(group)}")
-        if isinstance(group, tuple) and len(group) != 2:
-            raise TypeError(f"{allowed}, or pairs of name and parameter, got {shown(group)}")
-    return params
-
-
-class _AnswerNeighbors(JoinHook):
+class AnswerNeighbors(JoinHook):
     """A node without data goes on mixing, with a zero gradient, until all have finished."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def main_hook(self) -> None:
-        self._runtime.step(absent=True)
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self.main_hook = answer  # type: ignore[method-assign]

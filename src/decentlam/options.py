@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from decentlam.algorithms import check_number, shown
+from decentlam.algorithms import check_count, check_number
 from decentlam.exchange.rounded import ROUNDED
 from decentlam.topology import Topology
 
@@ -26,7 +26,6 @@ T = TypeVar("T")
 Overlap = Literal["none", "backward", "auto"]
 _ELASTIC_HEARTBEATS = 1.5
 NonFinite = Literal["raise", "skip", "ignore"]
-WHOLE = (torch.float32, torch.float64)  # of messages that are sent as they are
 Stable = Literal["auto", "refuse", "ignore"]
 
 
@@ -40,24 +39,29 @@ def overlap_named(overlap: str | bool) -> Overlap:
     return cast(Overlap, overlap)
 
 
-class CommonOptions(TypedDict, total=False):
-    """`OptimizerOptions` without weight_decay, which AdamW has as an argument of its own."""
+class AveragingOptions(TypedDict, total=False):
+    """The keywords that `LocalSteps` takes, too."""
 
     topology: str | Topology
-    overlap: Overlap | bool
-    bucket_bytes: int | None
-    max_grad_norm: float | None
-    nonfinite: NonFinite
-    processes_per_node: int
+    message_dtype: torch.dtype | None
     process_group: dist.ProcessGroup | None
-    mesh: DeviceMesh | None
     timeout_seconds: float
     heartbeat_seconds: float
     elastic: bool
     model: nn.Module | None
     stable: Stable
     shared_memory: bool
-    message_dtype: torch.dtype | None
+
+
+class CommonOptions(AveragingOptions, total=False):
+    """`OptimizerOptions` without weight_decay, which AdamW has as an argument of its own."""
+
+    overlap: Overlap | bool
+    bucket_bytes: int | None
+    max_grad_norm: float | None
+    nonfinite: NonFinite
+    processes_per_node: int
+    mesh: DeviceMesh | None
 
 
 class OptimizerOptions(CommonOptions, total=False):
@@ -97,10 +101,11 @@ class OptimizerOptions(CommonOptions, total=False):
 
 
 def show_options(**other_defaults: Any) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that shows the keywords of `OptimizerOptions` in an optimizer's signature,
-    for help(); some defaults may be the optimizer's own."""
+    """Return a decorator that gives an optimizer defaults of its own, and shows the keywords of
+    `OptimizerOptions` in its signature, for help()."""
 
     def decorate(optimizer: type[T]) -> type[T]:
+        optimizer._own_defaults = other_defaults  # type: ignore[attr-defined]
         shown = inspect.signature(optimizer)
         own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
         defaults = {field.name: field.default for field in dataclasses.fields(Options)}
@@ -141,9 +146,9 @@ class Options:
     message_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        size = self.bucket_bytes
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(f"bucket_bytes must be a whole number above 0 or None, got {size!r}")
+        if self.bucket_bytes is not None:
+            check_count("bucket_bytes", self.bucket_bytes)
+        check_count("processes_per_node", self.processes_per_node)
         if self.nonfinite not in get_args(NonFinite):
             raise ValueError(
                 f"unknown nonfinite {self.nonfinite!r}; choose from "
@@ -152,59 +157,32 @@ class Options:
         norm = self.max_grad_norm
         if norm is not None and not (isinstance(norm, float) and norm == math.inf):
             check_number("max_grad_norm (None: no clipping)", norm, above=True)
-        processes = self.processes_per_node
-        if isinstance(processes, bool) or not isinstance(processes, int):
-            raise TypeError(f"processes_per_node must be a whole number, got {shown(processes)}")
-        if processes < 1:
-            raise ValueError(
-                f"processes_per_node must be 1 or more, got {shown(processes)}; leave it out if "
-                "every process is a node"
-            )
         check_number("timeout_seconds", self.timeout_seconds, above=True, most=_LONGEST_SECONDS)
         beat = check_number("heartbeat_seconds", self.heartbeat_seconds, most=3600.0)
         if beat < 0.1:
             raise ValueError(f"heartbeat_seconds must be from 0.1 to 3600, got {beat!r}")
         object.__setattr__(self, "overlap", overlap_named(self.overlap))
-        if not isinstance(self.shared_memory, bool):
-            raise TypeError(f"shared_memory must be True or False, got {self.shared_memory!r}")
-        self._check_message_dtype()
-        self._check_overlap()
-        self._check_elastic()
-
-    def _check_message_dtype(self) -> None:
-        allowed = (None, *WHOLE, *ROUNDED)
-        if self.message_dtype not in allowed:
+        for name in ("shared_memory", "elastic"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+        if self.message_dtype not in (None, *ROUNDED):
             raise ValueError(
-                f"message_dtype must be one of {', '.join(map(str, allowed))}, "
-                f"got {self.message_dtype!r}"
+                f"message_dtype must be None or one of {', '.join(map(str, ROUNDED))}, got "
+                f"{self.message_dtype!r}"
             )
-
-    def _check_overlap(self) -> None:
-        if self.overlap in ("none", "auto"):
-            return
-        whole = "needs the whole gradient before anything is sent; pass overlap='none' with it"
-        if self.max_grad_norm is not None:
-            raise ValueError(f"max_grad_norm {whole}")
-        if self.nonfinite == "skip":
-            raise ValueError(f"nonfinite='skip' {whole}")
-
-    def _check_elastic(self) -> None:
-        if not isinstance(self.elastic, bool):
-            raise TypeError(f"elastic must be True or False, got {self.elastic!r}")
-        if not self.elastic:
-            return
-        if self.processes_per_node != 1:
+        if self.overlap == "backward" and self.whole_gradient:
+            option = "nonfinite='skip'" if self.max_grad_norm is None else "max_grad_norm"
+            raise ValueError(
+                f"{option} needs the whole gradient before anything is sent; pass overlap='none' "
+                "with it"
+            )
+        if self.elastic and self.processes_per_node != 1:
             raise ValueError("elastic=True works with processes_per_node=1")
-        if not isinstance(self.topology, str):
+        if self.elastic and not isinstance(self.topology, str):
             raise ValueError(
                 "elastic=True needs a topology by name, such as 'ring': it is built anew for those "
                 f"who are left; got {self.topology!r}"
             )
-
-    @property
-    def shortened(self) -> torch.dtype | None:
-        """The type of messages that are not sent as they are."""
-        return None if self.message_dtype in WHOLE else self.message_dtype
 
     @property
     def wait_seconds(self) -> float:

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import decentlam
-from decentlam import topology
-from decentlam.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    PmSGD,
-    Reach,
-    Step,
-    always_everyone,
-    lr_ratio,
-    make,
-    reaches,
-)
-from decentlam.simulation.simulate import Nodes
+from decentlam.algorithms import ALGORITHMS, Algorithm, PmSGD, Reach, Step, make, reaches
 from tests.helpers.refusals import Refusal, assert_refused, each_refused
-from tests.helpers.trajectories import (
-    ADAM_METHODS,
-    METHODS,
-    MOMENTUM_METHODS,
-    Problem,
-    method_id,
-)
+from tests.helpers.trajectories import ADAM_METHODS, METHODS, MOMENTUM_METHODS, method_id
 
 
 def random_state(algorithm: Algorithm, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -80,72 +61,6 @@ def test_update_writes_no_g(method: tuple[str, dict]) -> None:
     assert torch.equal(g, before)
 
 
-@pytest.mark.parametrize("index", [0, 3, 47])
-@pytest.mark.parametrize(
-    "method", [m for m in METHODS if not make(m[0], **m[1]).layerwise], ids=method_id
-)
-def test_a_step_in_pieces_is_the_step(method: tuple[str, dict], index: int) -> None:
-    """The runtime calls both functions on parts of a bucket."""
-    torch.manual_seed(0)
-    algorithm, step = make(method[0], **method[1]), Step(index, 0.1, lr_ratio=0.5)
-    x, g, other = (torch.randn(10, dtype=torch.float64) for _ in range(3))
-    state = random_state(algorithm, x)
-    found = []
-    for cuts in ([slice(0, 10)], [slice(0, 3), slice(3, 10)]):
-        new, buffers = x.clone(), {name: t.clone() for name, t in state.items()}
-        for cut in cuts:
-            part = {name: t[cut] for name, t in buffers.items()}
-            message = algorithm.message(new[cut], g[cut], part, step)
-            payloads = message if isinstance(message, tuple) else (message,)
-            mixes = [torch.lerp(payload, other[cut], 0.5) for payload in payloads]
-            mixed = tuple(mixes) if isinstance(message, tuple) else mixes[0]
-            algorithm.update(new[cut], g[cut], mixed, part, step)
-        found.append([new, *buffers.values()])
-    torch.testing.assert_close(*found, rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("method", METHODS, ids=method_id)
-def test_stacked_run_is_the_row_by_row_run(method: tuple[str, dict]) -> None:
-    """The two functions serve (n, d) and (d,) alike: here n nodes keep separate tensors."""
-    name, hyper = method
-    algorithm, net, problem = make(name, **hyper), topology.mesh(6), Problem(6)
-    x0 = problem.start(equal=True)
-    stacked = Nodes(algorithm, net, x0, weight_decay=0.1)
-    rows = [row.clone() for row in x0]
-    states = [algorithm.init(row) for row in rows]
-    W = net.weights()
-    previous_lr = sync_lr = None
-    for k in range(13):
-        lr = [0.05, 0.0, 0.02][k % 3]
-        gradient = problem.torch_gradient(torch.stack(rows), k) + 0.1 * torch.stack(rows)
-        step = Step(k, lr, lr_ratio(lr, previous_lr), lr_ratio(lr, sync_lr), 0.1)
-        messages = [
-            algorithm.message(x, g, state, step)
-            for x, g, state in zip(rows, gradient, states, strict=True)
-        ]
-        reach = algorithm.reach(k)
-        for i, (x, state) in enumerate(zip(rows, list(states), strict=True)):
-            mixed = mix_for(i, messages, W, reach)
-            rows[i] = x.clone()
-            algorithm.update(rows[i], gradient[i], mixed, state, step)
-        stacked.step(problem.torch_gradient(stacked.x, k), lr)
-        previous_lr = lr
-        sync_lr = lr if reach is Reach.EVERYONE else sync_lr
-        np.testing.assert_allclose(stacked.x, torch.stack(rows), rtol=0, atol=1e-12)
-
-
-def mix_for(node: int, messages: list, W: torch.Tensor, reach: Reach):
-    if isinstance(messages[0], tuple):
-        return tuple(
-            mix_for(node, list(payloads), W, reach) for payloads in zip(*messages, strict=True)
-        )
-    if reach is Reach.NOBODY:
-        return messages[node].clone()
-    if reach is Reach.EVERYONE:
-        return torch.stack(messages).mean(0)
-    return torch.stack([w * message for w, message in zip(W[node], messages, strict=True)]).sum(0)
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_state_has_the_declared_names_and_starts_at_zero_or_at_x(name: str) -> None:
     algorithm = make(name)
@@ -158,10 +73,10 @@ def test_state_has_the_declared_names_and_starts_at_zero_or_at_x(name: str) -> N
 
 
 @pytest.mark.parametrize("name", MOMENTUM_METHODS)
-@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, math.nan, math.inf, "0.9", None])
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, math.nan, math.inf, "0.9"])
 def test_momentum_outside_zero_to_one_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\)"):
-        make(name, beta=value)
+        make(name, momentum=value)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -173,18 +88,6 @@ def test_alone_every_method_is_momentum_sgd(method: tuple[str, dict], nesterov: 
     expected = algorithm if name == "pmsgd-lars" else PmSGD(0.7, nesterov)
     assert algorithm.alone() == expected
     assert all(form.alone() == expected for form in algorithm.steady())
-
-
-def test_alone_dsgd_is_sgd() -> None:
-    assert make("dsgd").alone() == PmSGD(0.0)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_hyper_parameters_are_fixed_once_set(name: str) -> None:
-    algorithm = make(name)
-    for entry in dataclasses.fields(algorithm):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(algorithm, entry.name, 0.5)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -202,18 +105,13 @@ def test_only_awc_forms_its_message_without_the_gradient(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class WarmedUp(Algorithm):
-    """Exact averages for the first steps, then neighbors."""
+class Sometimes(Algorithm):
+    """Gossip in every third step."""
 
-    first: int = 3
-    warm: bool = True
-
-    @property
-    def warm_up(self) -> int:
-        return self.first if self.warm else 0
+    period: ClassVar[int] = 3
 
     def reach(self, index: int) -> Reach:
-        return Reach.EVERYONE if index < self.first else Reach.NEIGHBORS
+        return Reach.NEIGHBORS if index % 3 == 0 else Reach.NOBODY
 
     def message(self, x, g, state, step):  # type: ignore[no-untyped-def]
         return x - step.lr * g
@@ -222,46 +120,31 @@ class WarmedUp(Algorithm):
         x.copy_(mixed)
 
 
-def test_an_algorithm_may_only_warm_up_with_everyone() -> None:
-    assert reaches(WarmedUp()) == {Reach.EVERYONE, Reach.NEIGHBORS}
-    assert not always_everyone(WarmedUp())
-    assert decentlam.growth(WarmedUp(), decentlam.topology.ring(8)) > 0.5
-
-
-def test_an_algorithm_without_message_and_update_is_refused_when_it_is_made() -> None:
-    class Half(Algorithm):
-        def message(self, x, g, state, step):  # type: ignore[no-untyped-def]
-            return x
-
-    with pytest.raises(TypeError, match=r"abstract method '?update"):
-        Half()  # type: ignore[abstract]
-
-
 def test_a_long_period_is_known_whole() -> None:
-    assert reaches(decentlam.algorithms.SlowMo(tau=20_000)) == {
-        Reach.EVERYONE,
-        Reach.NEIGHBORS,
-    }
+    assert reaches(decentlam.algorithms.SlowMo(tau=20_000)) == {Reach.EVERYONE, Reach.NEIGHBORS}
 
 
 def test_a_period_that_is_not_so_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"WarmedUp: reach\(\d+\) is .* period"):
-        decentlam.simulate(WarmedUp(warm=False), "ring", torch.zeros(4, 1), lambda x, k: x, 0.1, 1)
+    class Wrong(Sometimes):
+        period: ClassVar[int] = 2
+
+    with pytest.raises(ValueError, match=r"Wrong: reach\(\d+\) is .* period"):
+        decentlam.simulate(Wrong(), "ring", torch.zeros(4, 1), lambda x, k: x, 0.1, 1)
 
 
 def test_a_method_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The class above is the file; this is the line. Everything else follows."""
-    monkeypatch.setitem(decentlam.ALGORITHMS, "warmed-up", WarmedUp)
+    monkeypatch.setitem(decentlam.ALGORITHMS, "sometimes", Sometimes)
     target = torch.arange(8.0).double()[:, None]
     x = decentlam.simulate(
-        "warmed-up", "ring", torch.zeros(8, 1).double(), lambda x, k: x - target, 0.1, 300
+        "sometimes", "ring", torch.zeros(8, 1).double(), lambda x, k: x - target, 0.1, 300
     )
     assert abs(x.mean().item() - 3.5) < 1e-9
-    nodes = decentlam.SimulatedModule(nn.Linear(2, 1), "warmed-up", "ring", 4, lr=0.1)
+    nodes = decentlam.SimulatedModule(nn.Linear(2, 1), "sometimes", "ring", 4, lr=0.1)
     nodes.step(nn.functional.mse_loss, torch.ones(4, 3, 2), torch.ones(4, 3, 1))
-    assert 0 < decentlam.growth("warmed-up", decentlam.topology.ring(8)) < 1
+    assert 0 < decentlam.growth("sometimes", decentlam.topology.ring(8)) < 1
     weight = nn.Parameter(torch.ones(1))
-    optimizer = decentlam.DecentralizedOptimizer([weight], WarmedUp(), lr=0.5)
+    optimizer = decentlam.DecentralizedOptimizer([weight], Sometimes(), lr=0.5)
     weight.square().sum().backward()
     optimizer.step()
     assert weight.item() == 0.0
@@ -271,18 +154,14 @@ REFUSALS: list[Refusal] = [
     ("mu 1", lambda: make("qg-dmsgd", mu=1.0), ValueError, ["QGDmSGD", "mu", "[0, 1)", "got 1.0"]),
     ("set already too", lambda: make(make("dmsgd"), nesterov=True), ValueError,
      ["DmSGD(", "already", "nesterov", "constructor"]),
-    ("tau 0", lambda: make("slowmo", tau=0), ValueError, ["SlowMo", "tau", ">= 1", "got 0"]),
+    ("tau 0", lambda: make("slowmo", tau=0), ValueError, ["SlowMo", "tau", "1 or more", "got 0"]),
     ("tau a float", lambda: make("slowmo", tau=2.0), ValueError, ["tau", "whole number", "2.0"]),
-    ("slow momentum 1", lambda: make("slowmo", slow_beta=1), ValueError,
-     ["slow_beta", "[0, 1)", "got 1"]),
     ("alpha 0", lambda: make("slowmo", alpha=0.0), ValueError, ["alpha", "above 0", "0.0", "1 is"]),
     ("unknown base", lambda: make("slowmo", base="adam"), ValueError,
      ["base", "'adam'", "dmsgd, local"]),
     ("unknown inner momentum", lambda: make("slowmo", inner_momentum="drop"), ValueError,
      ["inner_momentum", "'drop'", "keep, reset, average"]),
     ("trust 0", lambda: make("pmsgd-lars", trust=0), ValueError, ["trust", "above 0", "got 0"]),
-    ("trust infinite", lambda: make("pmsgd-lars", trust=math.inf), ValueError, ["trust", "inf"]),
-    ("tau a bool", lambda: make("slowmo", tau=True), ValueError, ["tau", "whole number", "True"]),
     ("lars a number", lambda: make("pmsgd-lars", lars=1), ValueError, ["lars", "True or False"]),
 ]  # fmt: skip
 

@@ -12,15 +12,7 @@ import decentlam
 from decentlam import topology
 from decentlam.algorithms import Step
 from decentlam.algorithms.steady import SteadyDecentLaM
-from decentlam.simulation.simulate import Nodes
-from tests.helpers.trajectories import (
-    STEPS,
-    Problem,
-    constant,
-    library_trajectory,
-    method_id,
-    with_zeros,
-)
+from tests.helpers.trajectories import STEPS, Problem, constant, library_trajectory, with_zeros
 
 
 @pytest.mark.parametrize("name", ["dmsgd", "da-dmsgd", "qg-dmsgd", "decentlam"])
@@ -35,20 +27,6 @@ def test_without_momentum_it_is_dsgd(name: str, network: str, lr: Callable) -> N
     np.testing.assert_allclose(other, plain, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("heavy_ball", [False, True])
-def test_without_momentum_awc_is_awc_dsgd(heavy_ball: bool) -> None:
-    """x+ = W x - lr g: AWC's own DSGD, which mixes before the gradient and not after."""
-    problem, W = Problem(8), topology.mesh(8).weights().numpy()
-    got = library_trajectory(
-        "awc-dmsgd", "mesh", problem.start(), problem.torch_gradient, 0.05, momentum=0.0,
-        heavy_ball=heavy_ball,
-    )  # fmt: skip
-    x = problem.x0
-    for k in range(STEPS):
-        x = W @ x - 0.05 * problem.gradient(x, k)
-        np.testing.assert_allclose(got[k], x, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", ["dmsgd", "da-dmsgd", "decentlam"])
 def test_complete_graph_from_equal_start_is_pmsgd(name: str, nesterov: bool) -> None:
@@ -61,86 +39,6 @@ def test_complete_graph_from_equal_start_is_pmsgd(name: str, nesterov: bool) -> 
         for method in ("pmsgd", name)
     )  # fmt: skip
     np.testing.assert_allclose(other, pmsgd, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("name", ["awc-dmsgd", "d2-dmsgd"])
-def test_complete_graph_with_one_curvature_has_the_average_of_pmsgd(
-    name: str, nesterov: bool
-) -> None:
-    """AWC adds its own step after the average and D2 keeps half of its own model, so nodes differ
-    even on a complete graph. Their average is PmSGD's when the average gradient is the gradient at
-    the average: quadratics with one curvature matrix and different minima."""
-    problem = Problem(8, common_curvature=True)
-    pmsgd, other = (
-        library_trajectory(
-            method, "complete", problem.start(equal=True), problem.torch_gradient, 0.05,
-            momentum=0.8, nesterov=nesterov,
-        )
-        for method in ("pmsgd", name)
-    )  # fmt: skip
-    assert np.ptp(other[-1], axis=0).max() > 1e-3
-    np.testing.assert_allclose(other.mean(1), pmsgd.mean(1), rtol=0, atol=1e-11)
-
-
-# With one node there is nothing to mix, and a method is torch.optim.SGD whenever its momentum is
-# a plain sum of past gradients. Left out, with the reason:
-# - qg-dmsgd with mu > 0 weighs old gradients by (mu, 1 - mu) twice: a quasi-hyperbolic momentum;
-#   mu = 0 with Nesterov averages over the step taken, which already looked ahead;
-# - slowmo with slow_beta > 0 (or alpha != 1) is SGD inside a second, slower momentum: a lookahead;
-# - pmsgd-lars scales the step of every layer.
-SGD_AT_ONE_NODE: list[tuple[str, dict]] = [
-    ("pmsgd", {}),
-    ("dmsgd", {}),
-    ("da-dmsgd", {}),
-    ("awc-dmsgd", {}),
-    ("awc-dmsgd", {"heavy_ball": True}),
-    ("d2-dmsgd", {}),
-    ("decentlam", {}),
-    ("decentlam-steady", {}),
-    ("gt-dmsgd", {}),
-    ("qg-dmsgd", {"mu": 0.0}),
-    ("slowmo", {"slow_beta": 0.0, "tau": 1}),
-    ("slowmo", {"slow_beta": 0.0, "tau": 7}),
-    ("slowmo", {"slow_beta": 0.0, "tau": 5, "base": "local", "inner_momentum": "average"}),
-]
-
-
-def one_node_distance_to_sgd(
-    name: str, hyper: dict, nesterov: bool, lr: Callable[[int], float]
-) -> float:
-    problem = Problem(1, d=4)
-    x = problem.start()[0].requires_grad_()
-    sgd = torch.optim.SGD([x], lr=1.0, momentum=0.9, weight_decay=0.05, nesterov=nesterov)
-    expected = []
-    for k in range(STEPS):
-        sgd.param_groups[0]["lr"] = lr(k)
-        x.grad = problem.torch_gradient(x.detach()[None], k)[0]
-        sgd.step()
-        expected.append(x.detach().numpy().copy())
-    got = library_trajectory(
-        name, "ring", problem.start(), problem.torch_gradient, lr, momentum=0.9,
-        weight_decay=0.05, nesterov=nesterov, **hyper,
-    )  # fmt: skip
-    return float(np.abs(got[:, 0] - np.array(expected)).max())
-
-
-def decaying(k: int) -> float:
-    return 0.05 / (1 + k / 50)
-
-
-@pytest.mark.parametrize("lr", [constant, decaying])
-@pytest.mark.parametrize("method", SGD_AT_ONE_NODE, ids=method_id)
-def test_one_node_is_torch_sgd(method: tuple[str, dict], lr: Callable) -> None:
-    for nesterov in (False, True) if method[0] != "qg-dmsgd" else (False,):
-        assert one_node_distance_to_sgd(*method, nesterov, lr) < 1e-12
-
-
-@pytest.mark.parametrize(
-    "method", [("qg-dmsgd", {}), ("slowmo", {"tau": 5}), ("pmsgd-lars", {})], ids=method_id
-)
-def test_one_node_is_not_sgd_where_the_method_is_another(method: tuple[str, dict]) -> None:
-    assert one_node_distance_to_sgd(*method, False, constant) > 1e-3
 
 
 def test_decentlam_is_algorithm_2_as_printed() -> None:
@@ -160,20 +58,6 @@ def test_decentlam_is_algorithm_2_as_printed() -> None:
         m = [beta * m[i] + corrected[i] for i in range(8)]
         x = [x[i] - gamma * m[i] for i in range(8)]
         np.testing.assert_allclose(got[k], np.array(x), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("beta", [0.5, 0.9])
-@pytest.mark.parametrize("name", ["mesh", "hypercube", "torus", "ring", "star", "complete"])
-def test_decentlam_reaches_consensus_on_every_static_network(name: str, beta: float) -> None:
-    """Without gradients an eigenvalue w of W gives z^2 - (w + beta) z + beta = 0, stable for every
-    w in (-1, 1). Looking ahead with Nesterov is stable for w > -1 / (1 + 2 beta) only."""
-    net = topology.TOPOLOGIES[name](16)
-    smallest = net.eigenvalues()[-1].item()
-    for nesterov in (False, True) if smallest > -1 / (1 + 2 * beta) else (False,):
-        nodes = Nodes("decentlam", net, Problem(16).start(), beta, nesterov=nesterov)
-        for _ in range(600):
-            nodes.step(torch.zeros_like(nodes.x), 0.1)
-        assert nodes.consensus_distance() < 1e-8
 
 
 def test_biases_on_quadratics_are_the_closed_forms() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 import decentlam
 from tests.helpers.processes import run_processes
-from tests.runtime.test_sharded import Net, loss_of, whole
+from tests.runtime.test_sharded import Net, loss_of
 
 SAVED_AT, STEPS = 4, 7
 
@@ -46,25 +47,20 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> Tensor:
 
 
 def flat(model: nn.Module) -> Tensor:
-    return whole(p if hasattr(p, "full_tensor") else Whole(p) for p in model.parameters())
-
-
-class Whole:
-    """A plain tensor with the method of a DTensor."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def detach(self) -> Whole:
-        return self
-
-    def full_tensor(self) -> Tensor:
-        return self._tensor.detach()
+    return whole(model.parameters())
 
 
 def velocity(optimizer: Any) -> Tensor:
-    states = [s["v"] for s in optimizer.state.values()]
-    return whole(v if hasattr(v, "full_tensor") else Whole(v) for v in states)
+    return whole(state["v"] for state in optimizer.state.values())
+
+
+def whole(tensors: Iterable[Any]) -> Tensor:
+    return torch.cat(
+        [
+            (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().reshape(-1)
+            for t in tensors
+        ]
+    )
 
 
 def save(directory: str, nodes: int, shards: int) -> tuple[Tensor, Tensor, Tensor]:

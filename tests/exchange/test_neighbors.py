@@ -25,13 +25,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import decentlam
+from decentlam.algorithms import make
 from decentlam.exchange.allreduce import AllReduce
 from decentlam.exchange.neighbors import Neighbors
 from decentlam.exchange.rounded import Rounded
 from decentlam.network.network import Network, _connected
 from decentlam.runtime import bucket, checks, gradients
 from tests.helpers.nodes import bad_gradient
-from tests.helpers.processes import HANG_SECONDS, Scenarios, message_of, run_processes
+from tests.helpers.processes import HANG_SECONDS, Group, Scenarios, message_of
 from tests.helpers.quadratic import (
     CLASSES,
     assert_equal,
@@ -48,16 +49,9 @@ Place = tuple[int, int]  # step and bucket
 STEPS = 4  # SlowMo averages exactly in the third
 AVERAGED = ("pmsgd", "pmsgd-lars", "pmadamw")  # exactly, by everyone: no neighbors
 PAIRS = "bipartite-random-match"
-# Methods that differ in kind.
-KINDS = (
-    "dmsgd",
-    "awc-dmsgd",
-    "slowmo",
-    "decentlam",
-    "decentlam-exact",
-    "decentlam-steady",
-    "gt-dmsgd",
-)
+# Methods that differ in kind: no gradient in the message, exact averages in between, one payload,
+# two payloads.
+KINDS = ("awc-dmsgd", "slowmo", "decentlam", "gt-dmsgd")
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -190,105 +184,6 @@ def _between(posted: list[Post], me: int, other: int) -> list[Any]:
     return found
 
 
-def batch(place: Any, *ways: tuple[str, int], dtype: str = "torch.float32") -> Post:
-    """Of a log that is written by hand, as are those below."""
-    sizes = tuple((way, peer, (3,), dtype) for way, peer in ways)
-    return Post("ours", "batch", place, sizes)
-
-
-def collective(what: str = "all_reduce", place: Any = None, group: str = "ours") -> Post:
-    return Post(group, what, place, ((1,), "torch.float32"))
-
-
-WARM_UP = collective()
-
-
-def pair(*places: tuple[int, int]) -> list[list[Post]]:
-    """Two processes that send each other one message at each place."""
-    return [
-        [WARM_UP, *(batch(place, ("receive", peer), ("send", peer)) for place in places)]
-        for peer in (1, 0)
-    ]
-
-
-def ring_of_three(*kinds: tuple[str, ...]) -> list[list[Post]]:
-    """Each sends to the next and receives from the one before, in one batch for each of `kinds`."""
-    peers = [{"receive": (rank - 1) % 3, "send": (rank + 1) % 3} for rank in range(3)]
-    return [
-        [WARM_UP, *(batch((0, 0), *((way, ways[way]) for way in kind)) for kind in kinds)]
-        for ways in peers
-    ]
-
-
-AVERAGE = collective(place=(1, 0))
-
-
-GOOD = {
-    "pair": pair((0, 0), (0, 1), (1, 0)),
-    "directed": ring_of_three(("receive", "send")),
-    "average in a step of its own": [[*posts, AVERAGE] for posts in pair((0, 0), (0, 1))],
-    "more before the first message": [
-        [WARM_UP, collective("all_gather"), *posts[1:]] for posts in pair((0, 0))
-    ],
-    "one rests": [*pair((0, 0)), [WARM_UP]],
-    "script beside": [
-        [*posts[:k], collective(group=WORLD), *posts[k:]]
-        for k, posts in zip((2, 3), pair((0, 0), (0, 1)), strict=True)
-    ],
-}
-
-
-HALF = batch((0, 0), ("receive", 0), ("send", 0), dtype="torch.float16")
-
-
-DIFFER, TWICE, BETWEEN = "differ on ours", "two batches for one", "a collective between"
-
-
-BAD = {
-    "two batches for one bucket": (TWICE, pair((0, 0), (0, 0))),
-    "receive and send in two batches": (TWICE, ring_of_three(("receive",), ("send",))),
-    "nobody receives": (DIFFER, ring_of_three(("send",))),
-    "another order at one end": (DIFFER, [pair((0, 0), (0, 1))[0], pair((0, 1), (0, 0))[1]]),
-    "another order at both": ("not in the order", pair((0, 1), (0, 0))),
-    "another step at one end": (DIFFER, [pair((0, 0))[0], pair((1, 0))[1]]),
-    "another size at one end": (DIFFER, [pair((0, 0))[0], [WARM_UP, HALF]]),
-    "a collective at one end": (DIFFER, [[*pair((0, 0))[0], collective()], pair((0, 0))[1]]),
-    "a collective between buckets": (
-        BETWEEN,
-        [[*posts[:2], collective(), *posts[2:]] for posts in pair((0, 0), (0, 1))],
-    ),
-    "a collective after a step": (BETWEEN, [[*p, collective("broadcast")] for p in pair((0, 0))]),
-    "an average beside messages": (
-        "messages and averages",
-        [[*posts, collective(place=(0, 1))] for posts in pair((0, 0))],
-    ),
-    "no warm-up": ("no warm-up", [posts[1:] for posts in pair((0, 0))]),
-    "a batch of no bucket": (
-        BETWEEN,
-        [
-            [*p, batch(None, ("send", 1 - i), ("receive", 1 - i))]
-            for i, p in enumerate(pair((0, 0)))
-        ],
-    ),
-    "messages in the script's group": (
-        "the script has",
-        [[post._replace(group=WORLD) for post in posts] for posts in pair((0, 0))],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_what_nccl_takes_passes_the_check_of_posts(name: str) -> None:
-    check_order(GOOD[name])
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_may_hang_nccl_is_caught_by_the_check_of_posts(name: str) -> None:
-    said, posts = BAD[name]
-    with pytest.raises(AssertionError, match=said):
-        check_order(posts)
-
-
 # What the branch does ---------------------------------------------------------------------------
 
 
@@ -330,10 +225,10 @@ def exchanged() -> tuple[float, list[Post]]:
         return float(torch.as_tensor(mixed).sum()), posts
 
 
-def copied() -> str:
+def copied(process_group: Group) -> str:
     """Return what unpickling says where the network is unknown; a copy here takes the same one."""
     with batched():
-        node, model, optimizer = start(None, "decentlam")
+        node, model, optimizer = start(process_group, "decentlam")
         train(optimizer, model, node, range(3))
         assert copy.deepcopy(optimizer).network is optimizer.network  # it may not form a group
         data = pickle.dumps(optimizer)
@@ -357,11 +252,11 @@ def left_out(how: str, per_node: int) -> tuple[list[Tensor], list[bool], list[Po
         return (*bad_gradient(None, per_node, how), posts)
 
 
-def not_finite(method: str, bad: float) -> tuple[str, bool]:
+def not_finite(process_group: Group, method: str, bad: float) -> tuple[str, bool]:
     """The gradient of node 1 turns bad in step 2: its error in the next step, and whether
     parameters are finite."""
     with batched():
-        node, model, optimizer = start(None, method)
+        node, model, optimizer = start(process_group, method)
         said = "nothing was raised"
         for step in range(4):
             optimizer.zero_grad()
@@ -373,35 +268,27 @@ def not_finite(method: str, bad: float) -> tuple[str, bool]:
         return said, bool(torch.isfinite(flat(model)).all())
 
 
-SYMMETRIC = (
-    "d2-dmsgd",
-    "decentlam",
-    "decentlam-exact",
-    "decentlam-steady",
-    "adamw",
-)  # others may be directed
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {}
 for number, method in enumerate(CLASSES):
     CASES[f"{method} ring"] = (4, method, {"overlap": number % 2 == 0})
-    if method in (*KINDS, "adamw"):
-        changing = "one-peer-hypercube" if method in SYMMETRIC else "one-peer-exponential"
-        CASES[f"{method} {changing}"] = (4, method, {"topology": changing})
+for method in KINDS:
+    changing = "one-peer-hypercube" if make(method).needs_symmetric else "one-peer-exponential"
+    CASES[f"{method} {changing}"] = (4, method, {"topology": changing})
 for method in (*KINDS, "pmsgd"):
     CASES[f"nodes {method}"] = (4, method, {"processes_per_node": 2, "overlap": "auto"})
 CASES["nodes awc-dmsgd backward"] = (4, "awc-dmsgd", {"processes_per_node": 2})
-for method in ("awc-dmsgd", "decentlam", "gt-dmsgd"):  # of 5 nodes one rests
-    CASES[f"5 {method}"] = (5, method, {"topology": PAIRS})
 CASES["5 mesh"] = (5, "awc-dmsgd", {"topology": "mesh"})  # with one or two neighbors
+CASES["5 decentlam"] = (5, "decentlam", {"topology": PAIRS})  # one rests
 BITS = {
     method: {"message_dtype": dtype, "topology": topology}
     for method, dtype, topology in zip(
         KINDS,
         itertools.cycle((torch.float16, torch.bfloat16)),
-        itertools.cycle((PAIRS, PAIRS, "ring", "ring")),
+        (PAIRS, "ring", "ring", PAIRS),
+        strict=False,
     )
 }
 LEFT_OUT = [(how, per_node) for how in ("nan", "scaler") for per_node in (1, 2)]
-NOT_FINITE = [("decentlam", math.nan), ("pmsgd", math.inf), ("awc-dmsgd", math.nan)]
 
 groups = {processes: Scenarios(processes, own_group=False) for processes in (4, 5)}
 scenarios = groups[4]
@@ -409,7 +296,7 @@ for name, (processes, method, options) in CASES.items():
     groups[processes].add(name, trained, method=method, **options)
 for method, options in BITS.items():
     scenarios.add(f"16 bits {method}", rounded, method=method, **options)
-UNUSED = ("awc-dmsgd", "slowmo", "decentlam", "gt-dmsgd", "pmsgd")
+UNUSED = (*KINDS, "pmsgd")
 for method in UNUSED:
     scenarios.add(f"unused {method}", unused, method=method)
 scenarios.add("exchanged", exchanged)
@@ -485,20 +372,29 @@ def test_a_bad_gradient_of_one_process_is_left_out_by_its_node(how: str, per_nod
     check_order([posts for _, _, posts in results])
 
 
-def test_a_copy_keeps_the_network_and_an_unpickled_optimizer_forms_none() -> None:
-    for said in run_processes(copied, 4):
-        assert "process groups cannot be saved with it" in said, said
+spoiled = Scenarios(4)
 
 
-@pytest.mark.parametrize(("method", "bad"), NOT_FINITE)
+@spoiled.run(
+    not_finite,
+    [
+        {"method": "decentlam", "bad": math.nan},
+        {"method": "pmsgd", "bad": math.inf},
+        {"method": "awc-dmsgd", "bad": math.nan},
+    ],
+)
 def test_what_is_not_finite_is_reported_one_step_later_and_reaches_nobody(
-    method: str, bad: float
+    results: list[tuple[str, bool]],
 ) -> None:
-    results = run_processes(not_finite, 4, (method, bad))
     assert all(finite for _, finite in results)
     said = [text for text, _ in results]
     assert said[1].startswith("NonFiniteError: node 1, step 2") and "no neighbor" in said[1]
     assert said[0] == said[2] == said[3] == "nothing was raised"
+
+
+@spoiled.run(copied)  # the last: what is connected is forgotten
+def test_a_copy_keeps_the_network_and_an_unpickled_optimizer_forms_none(said: list[str]) -> None:
+    assert all("process groups cannot be saved with it" in text for text in said), said
 
 
 # Nothing waits ----------------------------------------------------------------------------------
@@ -618,17 +514,15 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 FAKE = [
-    *((method, overlap, "") for method in CLASSES for overlap in ("none", "backward")),
-    *((method, "backward", "decay") for method in ("dsgd", "decentlam", "pmsgd-lars")),
-    *(
-        (method, "backward", "float16")
-        for method in ("dmsgd", "decentlam", "decentlam-exact", "decentlam-steady", "adamw")
-    ),
-    *((method, "backward", "bfloat16") for method in ("awc-dmsgd", "decentlam", "gt-dmsgd")),
+    *((method, ("none", "backward")[k % 2], "") for k, method in enumerate(CLASSES)),
+    ("decentlam", "none", ""),
+    ("pmsgd-lars", "backward", "decay"),
+    *((method, "backward", "float16") for method in ("decentlam", "adamw")),
+    *((method, "backward", "bfloat16") for method in ("awc-dmsgd", "gt-dmsgd")),
     *((method, "auto", "nodes") for method in (*KINDS, "pmsgd", "adamw")),
-    *((method, "none", "nodes clipped") for method in ("awc-dmsgd", "decentlam")),
-    *((method, "backward", "nesterov") for method in ("pmsgd", "slowmo")),
-    *((method, "none", "clipped") for method in ("pmsgd", "decentlam")),
+    ("decentlam", "none", "nodes clipped"),
+    ("pmsgd", "backward", "nesterov"),
+    ("decentlam", "none", "clipped"),
 ]
 
 

@@ -11,7 +11,7 @@ from decentlam.topology import (
     Topology,
 )
 
-SIZES = [*range(1, 18), 32, 33, 64]
+SIZES = [*range(1, 10), 12, 15, 16, 33]
 DIRECTED = {"exponential": 3, "one-peer-exponential": 2}  # from more nodes than this on
 SEVERAL_STEPS = 12  # of a random network
 
@@ -26,6 +26,11 @@ def networks(name: str, sizes: Iterable[int] = SIZES) -> Iterator[Topology]:
 
 def steps_of(net: Topology) -> range:
     return range(SEVERAL_STEPS if net.period is None else net.period)
+
+
+def edges_of(net: Topology, step: int = 0) -> set[tuple[int, int]]:
+    n = net.num_nodes
+    return {(i, j) for i in range(n) for j in net.neighbors(i, step) if i < j}
 
 
 every_topology = pytest.mark.parametrize("name", TOPOLOGIES)

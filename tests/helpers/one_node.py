@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import decentlam
-
-Factory = Callable[..., torch.optim.Optimizer]
-CONSTRUCTORS: dict[str, tuple[Factory, dict[str, Any]]] = {
-    "PmSGD": (decentlam.PmSGD, {}),
-    "DmSGD": (decentlam.DmSGD, {}),
-    "DADmSGD": (decentlam.DADmSGD, {}),
-    "AWCDmSGD": (decentlam.AWCDmSGD, {}),
-    "AWCDmSGD heavy ball": (decentlam.AWCDmSGD, {"heavy_ball": True}),
-    "SlowMo": (decentlam.SlowMo, {"tau": 3}),
-    "SlowMo local": (decentlam.SlowMo, {"tau": 3, "base": "local"}),
-    "QGDmSGD": (decentlam.QGDmSGD, {}),
-    "D2DmSGD": (decentlam.D2DmSGD, {}),
-    "DecentLaM": (decentlam.DecentLaM, {}),
-    "ExactDecentLaM": (decentlam.ExactDecentLaM, {}),
-    "SteadyDecentLaM": (decentlam.SteadyDecentLaM, {}),
-    "GTDmSGD": (decentlam.GTDmSGD, {}),
-}
-every_method = pytest.mark.parametrize("method", CONSTRUCTORS)
-
-
-def build(method: str, params: Any, **options: Any) -> torch.optim.Optimizer:
-    constructor, hyper = CONSTRUCTORS[method]
-    return constructor(params, bucket_bytes=100, **hyper, **options)
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -65,6 +65,24 @@ def fork(function: Callable[..., object], out: Path, *args: object, **extra: str
     process = context.Process(target=_forked, args=arguments)
     process.start()
     return process
+
+
+@contextlib.contextmanager
+def three_processes(
+    function: Callable[..., object], directory: Path, *args: object, ranks: Sequence[int] = range(3)
+) -> Iterator[dict[int, BaseProcess]]:
+    """Processes of a run of three, by rank, which is also the name of the file they write to."""
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = {
+        rank: fork(function, directory / f"{rank}", *args, RANK=f"{rank}", **place)
+        for rank in ranks
+    }
+    try:
+        yield processes
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.join()
 
 
 def _forked(

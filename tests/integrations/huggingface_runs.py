@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -238,16 +236,9 @@ def from_arguments(out: Path) -> dict[str, Any]:
         "betas": optimizer.param_groups[0]["betas"],
         "rate": optimizer.param_groups[0]["initial_lr"],
         "last rate": optimizer.param_groups[0]["lr"],
+        "logged": sorted({name for row in trainer.state.log_history for name in row}),
         "sgd": (type(by_sgd.node_optimizer).__name__, by_sgd.node_optimizer.param_groups[0]["lr"]),
     }
-
-
-def refused(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
 
 
 def refusals(out: Path) -> dict[str, str]:
@@ -291,16 +282,16 @@ def refusals(out: Path) -> dict[str, str]:
         trainer_of(out, build_model()).train(resume_from_checkpoint=str(place))
 
     return {
-        "plain Trainer": refused(by_ddp),
-        "prepare(model)": refused(prepared),
-        "another optimizer": refused(by_adam),
-        "another name": refused(by_adafactor),
-        "two rates": refused(two_rates),
-        "clip in flight": refused(clipped),
-        "auto_find_batch_size": refused(
+        "plain Trainer": work.refused(by_ddp),
+        "prepare(model)": work.refused(prepared),
+        "another optimizer": work.refused(by_adam),
+        "another name": work.refused(by_adafactor),
+        "two rates": work.refused(two_rates),
+        "clip in flight": work.refused(clipped),
+        "auto_find_batch_size": work.refused(
             lambda: trainer_of(out, build_model(), auto_find_batch_size=True)
         ),
-        "another checkpoint": refused(from_elsewhere),
+        "another checkpoint": work.refused(from_elsewhere),
     }
 
 
@@ -337,39 +328,6 @@ def by_accelerate(
     return model, val
 
 
-def accelerate_resumed(out: Path) -> dict[str, Tensor]:
-    """Six steps in one go, and in two, from a checkpoint in the midst of an epoch; with dropout."""
-    from accelerate import Accelerator
-
-    def start() -> dict[str, Any]:
-        model = build_model(dropout=0.2)
-        optimizer = decentlam.DecentLaM(model.parameters(), **options_of("auto"))
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: (STEPS - k) / STEPS)
-        loader = decentlam.ResumableLoader(TRAIN, batch_size=BATCH)
-        return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
-
-    def go_on(parts: dict[str, Any], steps: int, save_at: int | None = None) -> None:
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        optimizer = accelerator.prepare(parts["optimizer"])
-        for number, batch in enumerate(itertools.islice(parts["loader"], 2 * steps), 1):
-            with accelerator.accumulate(parts["optimizer"]):
-                accelerator.backward(parts["model"](**batch).loss)
-                optimizer.step()
-                if accelerator.sync_gradients:
-                    parts["scheduler"].step()
-                optimizer.zero_grad()
-            if number == save_at:
-                decentlam.save_checkpoint(out / "accelerate-last", **parts)
-
-    whole = start()
-    go_on(whole, 6, save_at=6)
-    torch.manual_seed(1234)  # must not matter
-    resumed = start()
-    decentlam.load_checkpoint(out / "accelerate-last", **resumed)
-    go_on(resumed, 3)
-    return {"whole": work.flat(whole["model"]), "resumed": work.flat(resumed["model"])}
-
-
 def main(out: Path, what: str) -> None:
     torch.set_num_threads(1)
     if what == "plain":
@@ -383,7 +341,6 @@ def main(out: Path, what: str) -> None:
         work.save(out, f"accelerate-{name}", *by_accelerate(**options))
     results = {
         "resume": resume(out),
-        "accelerate": accelerate_resumed(out),
         "refusals": refusals(out),
         "arguments": from_arguments(out),
     }

@@ -45,6 +45,11 @@ def left(out: Path, name: str) -> list[Any]:
     return [torch.load(out / f"{name}-{rank}.pt", weights_only=True) for rank in RANKS]
 
 
+def assert_logged(names: list[str]) -> None:
+    """What `decentlam.monitor` sees is among what a framework's logger gets."""
+    assert {"decentlam/wait_seconds", "decentlam/bytes_sent", "decentlam/step_seconds"} <= {*names}
+
+
 def assert_same_run(plain: list[Any], others: list[Any]) -> None:
     """Every node ended where the plain loop's did, and both saw the same loss in evaluation."""
     for ours, theirs in zip(plain, others, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -59,9 +59,9 @@ class Module(lightning.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
-def loaders(dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    train = DataLoader(work.build_data(0, 256, dtype), batch_size=8, shuffle=True)
-    return train, DataLoader(work.build_data(1, 64, dtype), batch_size=8)
+def loaders() -> tuple[Any, Any]:
+    train = DataLoader(work.build_data(0, 256), batch_size=8, shuffle=True)
+    return train, DataLoader(work.build_data(1, 64), batch_size=8)
 
 
 def trainer_of(out: Path, strategy: Any = None, **options: Any) -> lightning.Trainer:
@@ -79,16 +79,15 @@ def fit_case(
     accumulate: int = 1,
     clip: float | None = None,
     overlap: str = "auto",
-    dtype: torch.dtype = torch.float32,
     autocast: bool = False,
     every: int | None = None,
 ) -> tuple[Module, float]:
     module = Module(overlap, every=every)
-    precision = "64-true" if dtype == torch.float64 else "bf16-mixed" if autocast else "32-true"
+    precision = "bf16-mixed" if autocast else "32-true"
     trainer = trainer_of(
         out, accumulate_grad_batches=accumulate, gradient_clip_val=clip, precision=precision
     )
-    trainer.fit(module, *loaders(dtype))
+    trainer.fit(module, *loaders())
     return module, trainer.callback_metrics["val"].item()
 
 
@@ -220,14 +219,6 @@ def resume_two_optimizers(out: Path) -> dict[str, Any]:
     }
 
 
-def refused(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
-
-
 def refusals(out: Path) -> dict[str, str]:
     def fit(module: Module, **options: Any) -> None:
         trainer_of(out, max_steps=3, **options).fit(module, *loaders())
@@ -245,13 +236,17 @@ def refusals(out: Path) -> dict[str, str]:
         )
     dist.barrier()
     return {
-        "ddp": refused(lambda: fit(Module(), strategy="ddp")),
-        "another optimizer": refused(lambda: fit(Module(plain_sgd=True))),
-        "an option of ddp": refused(lambda: DecentralizedStrategy(find_unused_parameters=True)),
-        "sync_batchnorm": refused(lambda: fit(Module(), sync_batchnorm=True)),
-        "clip in flight": refused(lambda: fit(Module("backward"), gradient_clip_val=0.001)),
-        "remote": refused(lambda: DecentralizedStrategy().load_checkpoint("s3://bucket/a.ckpt")),
-        "another checkpoint": refused(
+        "ddp": work.refused(lambda: fit(Module(), strategy="ddp")),
+        "another optimizer": work.refused(lambda: fit(Module(plain_sgd=True))),
+        "an option of ddp": work.refused(
+            lambda: DecentralizedStrategy(find_unused_parameters=True)
+        ),
+        "sync_batchnorm": work.refused(lambda: fit(Module(), sync_batchnorm=True)),
+        "clip in flight": work.refused(lambda: fit(Module("backward"), gradient_clip_val=0.001)),
+        "remote": work.refused(
+            lambda: DecentralizedStrategy().load_checkpoint("s3://bucket/a.ckpt")
+        ),
+        "another checkpoint": work.refused(
             lambda: trainer_of(out).fit(Module(), *loaders(), ckpt_path=single)
         ),
     }
@@ -301,12 +296,22 @@ def fabric_refusals() -> dict[str, str]:
     model = fabric.setup_module(work.build_model())
     optimizer = work.build_optimizer(model)
     return {
-        "another optimizer": refused(
+        "another optimizer": work.refused(
             lambda: fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
         ),
-        "no model": refused(lambda: fabric.save("nowhere", {"optimizer": optimizer})),
-        "no state": refused(lambda: fabric.load("nowhere")),
+        "no model": work.refused(lambda: fabric.save("nowhere", {"optimizer": optimizer})),
+        "no state": work.refused(lambda: fabric.load("nowhere")),
     }
+
+
+def logged(out: Path) -> list[str]:
+    """Return the columns that a logger of Lightning gets."""
+    logger = CSVLogger(out)
+    trainer_of(out, logger=logger, max_steps=3).fit(Module(), *loaders())
+    logger.save()
+    if dist.get_rank() > 0:
+        return []
+    return Path(logger.experiment.metrics_file_path).read_text().split("\n")[0].split(",")
 
 
 def main(out: Path, only: str = "") -> None:
@@ -322,6 +327,7 @@ def main(out: Path, only: str = "") -> None:
     results["in an epoch"] = resume_in_an_epoch(out)
     results["two optimizers"] = resume_two_optimizers(out)
     results["refusals"] = refusals(out)
+    results["logged"] = logged(out)
     work.save(out, "fabric-usual", *fabric_case(out))
     work.save(out, "fabric-accumulate", *fabric_case(out, accumulate=2))
     work.save(out, "fabric-resumed", *fabric_case(out, stop_after=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -14,7 +15,6 @@ import ray.train.torch
 import torch
 import torch.nn.functional as F
 from ray.train import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
-from torch import nn
 from torch.utils.data import DataLoader
 
 import decentlam
@@ -22,44 +22,25 @@ from decentlam.integrations import ray as integration
 from tests.integrations import launched, work
 
 
-def loaders(dtype: torch.dtype) -> list[Any]:
+def sharded(data: Any, shuffle: bool) -> Any:
     """By Ray's way to deal data out to the workers."""
-    train = DataLoader(work.build_data(0, 256, dtype), batch_size=8, shuffle=True)
-    val = DataLoader(work.build_data(1, 64, dtype), batch_size=8)
-    return [ray.train.torch.prepare_data_loader(loader) for loader in (train, val)]
-
-
-def train_case(
-    accumulate: int = 1,
-    clip: float | None = None,
-    overlap: str = "auto",
-    dtype: torch.dtype = torch.float32,
-    autocast: bool = False,
-) -> tuple[nn.Module, float]:
-    model = work.build_model().to(dtype)
-    model = ray.train.torch.prepare_model(model, parallel_strategy=None)
-    optimizer = work.build_optimizer(model, overlap=overlap)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    loader, val_loader = loaders(dtype)
-    for epoch in range(work.EPOCHS):
-        loader.sampler.set_epoch(epoch)
-        work.train_epoch(model, optimizer, loader, accumulate, clip, autocast)
-        scheduler.step()
-        with optimizer.averaged(model), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            val = work.evaluate(model, val_loader)
-    return model, val
+    return ray.train.torch.prepare_data_loader(DataLoader(data, batch_size=8, shuffle=shuffle))
 
 
 def first(config: dict[str, Any]) -> None:
     """Every case; a whole run; the same run, stopped after its first epoch; a mistake."""
     torch.set_num_threads(1)
     out, rank = Path(config["out"]), ray.train.get_context().get_world_rank()
+    by_ray = {
+        "prepare": functools.partial(ray.train.torch.prepare_model, parallel_strategy=None),
+        "loader_of": sharded,
+    }
     for name, options in work.CASES.items():
-        work.save(out, f"ray-{name}", *train_case(**options))
+        work.save(out, f"ray-{name}", *work.train_plain(**options, **by_ray))
     result = {
         "whole": train_in_parts(work.EPOCHS, report=lambda *args, **parts: None),
         "stopped": train_in_parts(1),
-        "wrapped": refused(wrapped),
+        "wrapped": work.refused(wrapped),
     }
     torch.save(result, out / f"first-{rank}.pt")
 
@@ -103,14 +84,6 @@ def train_in_parts(
             seen = work.flat(model)
         report({"epoch": loader.epoch}, **parts)
     return {"own": work.flat(model), "seen": seen, "began at": found.step if found else 0}
-
-
-def refused(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
 
 
 def wrapped() -> None:

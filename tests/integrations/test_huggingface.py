@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.integrations import launched
-from tests.integrations.launched import assert_same_run, left
+from tests.integrations.launched import assert_logged, assert_same_run, left
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -35,12 +35,9 @@ def test_equals_the_plain_loop(out: Path, framework: str, case: str) -> None:
     assert_same_run(left(out, f"plain-{case}"), left(out, f"{framework}-{case}"))
 
 
-@pytest.mark.parametrize("by", ["resume", "accelerate"])
-def test_resumed_training_ends_where_the_whole_one_does_to_the_bit(
-    results: list[Any], by: str
-) -> None:
+def test_resumed_training_ends_where_the_whole_one_does_to_the_bit(results: list[Any]) -> None:
     for result in results:
-        assert torch.equal(result[by]["whole"], result[by]["resumed"])
+        assert torch.equal(result["resume"]["whole"], result["resume"]["resumed"])
 
 
 def test_the_saved_model_is_the_average_of_all_nodes(results: list[Any]) -> None:
@@ -65,6 +62,7 @@ def test_training_arguments_choose_the_optimizer_and_its_rate(results: list[Any]
         found = result["arguments"]
         assert found["kind"] == "AdamW" and found["sgd"] == ("DecentLaM", 0.2)
         assert found["decay"] == [0.1, 0.0] and found["betas"] == (0.9, 0.95)
+        assert_logged(found["logged"])
         assert found["rate"] == 0.003 and found["last rate"] == 0.0  # a linear schedule
 
 

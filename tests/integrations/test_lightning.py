@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.integrations import launched, work
-from tests.integrations.launched import assert_same_run, left
+from tests.integrations.launched import assert_logged, assert_same_run, left
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -82,6 +82,10 @@ def test_validation_test_and_saved_file_are_of_the_averaged_model(results: list[
 def test_a_checkpoint_is_a_file_and_a_directory_of_nodes(results: list[Any]) -> None:
     """Those of older epochs are removed with their directories."""
     assert results[0]["resume"]["files"] == ["epoch=0.ckpt", "epoch=0.ckpt.nodes", "last.ckpt"]
+
+
+def test_loggers_have_the_numbers_of_monitor(results: list[Any]) -> None:
+    assert_logged(results[0]["logged"])
 
 
 REFUSED = {

@@ -12,20 +12,13 @@ import torch
 
 import decentlam
 from tests.integrations import launched
+from tests.test_docs_pages import blocks
 
 pytestmark = pytest.mark.timeout(1800)
 
-DOCS = Path(__file__).parents[2] / "docs"
-SCRIPTS = {
-    match[1]: match[2]
-    for page in ("lightning.md", "huggingface.md", "ray.md")
-    for match in re.finditer(
-        r"^```python title=\"(\w+\.py)\"\n(.*?)^```$",
-        (DOCS / page).read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-}
-PIECES = re.findall(r"^```py\n(.*?)^```$", (DOCS / "lightning.md").read_text(), re.M | re.DOTALL)
+PAGES = [f"docs/{name}.md" for name in ("lightning", "huggingface", "ray")]
+SCRIPTS = {block.file: block.text for block in blocks() if block.file and block.page in PAGES}
+(PIECE,) = (b.text for b in blocks() if b.page == "docs/lightning.md" and b.language == "py")
 BY_TORCHRUN = {"trainer_train.py", "accelerate_train.py"}
 
 
@@ -67,7 +60,6 @@ def test_the_loader_of_a_module_is_one_that_can_be_resumed() -> None:
 
     data = torch.utils.data.TensorDataset(torch.arange(32.0))
     names = {"lightning": lightning, "decentlam": decentlam, "data": data}
-    (piece,) = PIECES
-    exec(piece, names)
+    exec(PIECE, names)
     loader = names["Model"]().train_dataloader()
     assert isinstance(loader, decentlam.ResumableLoader) and len(loader) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "clip": {"clip": 0.5},
     "backward": {"overlap": "backward"},
-    "double": {"dtype": torch.float64},
-    "bfloat16": {"autocast": True},
     "clip bfloat16": {"clip": 0.5, "autocast": True},
     "local steps": {"every": 3},
 }
@@ -60,10 +59,10 @@ def local_steps(model: nn.Module, every: int) -> decentlam.LocalSteps:
     )
 
 
-def build_data(seed: int, size: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
+def build_data(seed: int, size: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(size, 8, generator=generator, dtype=torch.float64)
-    return TensorDataset(x.to(dtype), (x[:, :4] + 0.3 * x[:, 4:]).argmax(1))
+    x = torch.randn(size, 8, generator=generator)
+    return TensorDataset(x, (x[:, :4] + 0.3 * x[:, 4:]).argmax(1))
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -73,6 +72,14 @@ def flat(model: nn.Module) -> Tensor:
 
 def save(out: Path, case: str, model: nn.Module, val: float) -> None:
     torch.save({"x": flat(model), "val": float(val)}, out / f"{case}-{dist.get_rank()}.pt")
+
+
+def refused(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
 
 
 def evaluate(model: nn.Module, loader: Any) -> float:
@@ -106,28 +113,29 @@ def train_epoch(
             optimizer.zero_grad()
 
 
+def sharded(data: TensorDataset, shuffle: bool) -> Any:
+    return DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=shuffle))
+
+
 def train_plain(
     accumulate: int = 1,
     clip: float | None = None,
     overlap: str = "auto",
-    dtype: torch.dtype = torch.float32,
     autocast: bool = False,
     every: int | None = None,
+    *,
+    prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
+    loader_of: Callable[..., Any] = sharded,
 ) -> tuple[nn.Module, float]:
     """What a user of torchrun writes."""
-    model = build_model().to(dtype)
+    model = prepare(build_model())
     optimizer = build_optimizer(model, overlap=overlap, every=every)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    data = build_data(0, 256, dtype)
-    sampler = DistributedSampler(data, shuffle=True)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
-    val_data = build_data(1, 64, dtype)
-    val_loader = DataLoader(
-        val_data, batch_size=8, sampler=DistributedSampler(val_data, shuffle=False)
-    )
+    loader = loader_of(build_data(0, 256), shuffle=True)
+    val_loader = loader_of(build_data(1, 64), shuffle=False)
     val = 0.0
     for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         train_epoch(model, optimizer, loader, accumulate, clip, autocast)
         scheduler.step()
         with optimizer.averaged(model), torch.autocast("cpu", torch.bfloat16, enabled=autocast):

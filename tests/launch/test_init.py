@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import decentlam
 from decentlam.lab import network as emulation
 from decentlam.launch import init as group
-from decentlam.network import groups, network
+from decentlam.launch import launched_process
 from decentlam.network import heartbeat as watch
+from decentlam.network import network
 from tests.helpers.processes import HANG_SECONDS, wait_for
 from tests.helpers.quadratic import Quadratic
 from tests.helpers.scripts import (
@@ -35,6 +37,7 @@ from tests.helpers.scripts import (
     fork,
     free_port,
     start,
+    three_processes,
     training,
 )
 
@@ -224,64 +227,28 @@ def listeners(port: int) -> list[str]:
 # Somebody dies meanwhile ------------------------------------------------------------------------
 
 
-def die(*arguments: Any, **options: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def join_and_die(victim: bool) -> None:
-    """The victim dies when it forms the group, which all others do, too."""
-    if victim:
-        dist.init_process_group = die  # type: ignore[assignment]
-    decentlam.init()
-
-
-def start_some(
-    function: Callable[..., None], ranks: dict[int, tuple[Any, ...]], directory: Path
-) -> dict[int, Any]:
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return {
-        rank: fork(function, directory / str(rank), *arguments, RANK=str(rank), **place)
-        for rank, arguments in ranks.items()
-    }
-
-
-def end(process: Any, out: Path, seconds: float) -> str:
-    process.join(seconds)
-    text = out.read_text()
-    assert process.exitcode == 1, f"exit code {process.exitcode}: {text}"
-    return text
-
-
 SOON = 40.0  # seconds; much less than the waits of init, 60 and 300
 
 
+def assert_named(process: BaseProcess, lost: BaseProcess, rank: int, out: Path) -> None:
+    process.join(SOON)
+    text = out.read_text()
+    assert process.exitcode == 1, f"exit code {process.exitcode}: {text}"
+    assert f"process {rank} (pid {lost.pid} on " in text and "LaunchError" in text, text
+
+
+def join_and_die() -> None:
+    """Process 0, which has the store, dies when it forms the group, which all others do, too."""
+    if os.environ["RANK"] == "0":
+        kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+        dist.init_process_group = lambda *arguments, **options: kill()
+    decentlam.init()
+
+
 def test_a_death_while_the_group_is_formed_is_named_soon(tmp_path: Path) -> None:
-    """The store goes with process 0."""
-    processes = start_some(join_and_die, {rank: (rank == 0,) for rank in range(3)}, tmp_path)
-    try:
+    with three_processes(join_and_die, tmp_path) as processes:
         for rank in (1, 2):
-            text = end(processes[rank], tmp_path / str(rank), SOON)
-            assert f"process 0 (pid {processes[0].pid} on " in text, text
-            assert "LaunchError" in text
-        assert processes[0].exitcode == -signal.SIGKILL
-    finally:
-        for process in processes.values():
-            process.kill()
-
-
-def test_a_death_while_another_has_not_come_is_named_soon(tmp_path: Path) -> None:
-    """Process 1 never comes; the two others wait for it."""
-    victim, survivor = 2, 0
-    processes = start_some(wait_for_the_last, {victim: (), survivor: ()}, tmp_path)
-    try:
-        outs = [tmp_path / str(rank) for rank in processes]
-        assert wait_for(lambda: all(o.exists() and "waits" in o.read_text() for o in outs))
-        processes[victim].kill()
-        text = end(processes[survivor], tmp_path / str(survivor), SOON)
-        assert f"process {victim} (pid {processes[victim].pid} on " in text, text
-    finally:
-        for process in processes.values():
-            process.kill()
+            assert_named(processes[rank], processes[0], 0, tmp_path / f"{rank}")
 
 
 def wait_for_the_last() -> None:
@@ -296,116 +263,91 @@ def wait_for_the_last() -> None:
     decentlam.init()
 
 
+def test_a_death_while_another_has_not_come_is_named_soon(tmp_path: Path) -> None:
+    """Process 1 never comes; the two others wait for it."""
+    with three_processes(wait_for_the_last, tmp_path, ranks=(0, 2)) as processes:
+        outs = [tmp_path / "0", tmp_path / "2"]
+        assert wait_for(lambda: all(o.exists() and "waits" in o.read_text() for o in outs))
+        processes[2].kill()
+        assert_named(processes[0], processes[2], 2, outs[0])
+
+
 # GPUs that are not there ------------------------------------------------------------------------
 
 
 BOTH = "cpu:gloo,cuda:nccl"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NNODES": "1"}
-Join = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Joins as one process of those that a launcher started, with the GPUs that it sees, beside
-    others that have said which GPU is theirs; what torch was asked for."""
-
-    def run(
-        environment: dict[str, str],
-        gpus: list[str],
-        others: dict[int, str],
-        do: Callable[[], None] = decentlam.init,
-    ) -> dict[str, Any]:
-        for name in [name for name in group.os.environ if name.startswith(("SLURM", "OMPI"))]:
-            monkeypatch.delenv(name)
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        for name, value in {**environment, **place}.items():
-            monkeypatch.setenv(name, value)
-        store, asked = dist.HashStore(), {}
-        for rank, gpu in others.items():
-            dist.PrefixStore("decentlam gpu", store).set(str(rank), gpu)
-
-        def form(backend: str, **options: Any) -> None:
-            asked.update(options, backend=backend)
-            del options["device_id"], options["timeout"]
-            before("fake", **{**options, "store": FakeStore()})
-
-        def properties(device: torch.device) -> Any:
-            return SimpleNamespace(uuid=gpus[device.index])
-
-        before = dist.init_process_group
-        monkeypatch.setattr(group, "_store", lambda place, wait: store)
-        monkeypatch.setattr(group.atexit, "register", lambda function: None)
-        monkeypatch.setattr(dist, "init_process_group", form)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(used=device))
-        monkeypatch.setattr(groups, "set_timeout", lambda *arguments: None)
-        monkeypatch.setattr(watch, "watches_default_group", lambda watching: None)
-        quiet = SimpleNamespace(
-            wait_until_all_are_seen=lambda seconds: None, group_store=lambda prefix: store
-        )
-        monkeypatch.setattr(watch, "start", lambda *arguments: quiet)
-        do()
-        return asked
-
-    yield run
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("environment", "gpus", "others", "index"),
+    ("environment", "gpus", "other", "index", "backend"),
     [
-        (TORCHRUN, ["a", "b"], {0: "a"}, 1),
-        (SRUN, ["b"], {0: "a"}, 0),  # --gpus-per-task=1: each sees its own as the only one
+        (TORCHRUN, ["a", "b"], "a", 1, BOTH),
+        (SRUN, ["b"], "a", 0, BOTH),  # --gpus-per-task=1: each sees its own as the only one
+        (TORCHRUN, ["a"], "a", 0, "gloo"),
+        (TORCHRUN, ["a", "b"], "none", 1, "gloo"),  # of another host
+        (TORCHRUN, [], "a", None, "gloo"),
     ],
-    ids=["torchrun", "srun"],
+    ids=["torchrun", "srun", "shared", "none on another host", "none here"],
 )
-def test_every_process_with_a_gpu_of_its_own_uses_nccl_there(
-    join: Join, environment: Any, gpus: Any, others: Any, index: int
+def test_nccl_is_used_if_every_process_has_a_gpu_of_its_own(
+    environment: Any, gpus: Any, other: str, index: int | None, backend: str, monkeypatch: Any
 ) -> None:
-    device = torch.device("cuda", index)
-    asked = join(environment, gpus, others)
-    assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
+    """Process 1 of 2, with the GPUs that it sees; process 0 has said which one is its own."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=gpus[gpu.index])
+    )
+    store, process = dist.HashStore(), launched_process(environment)
+    dist.PrefixStore("decentlam gpu", store).set("0", other)
+    assert process is not None
+    device = group._own_device(process)
+    assert device == (None if index is None else torch.device("cuda", index))
+    assert group._usual_backend(store, device, process) == backend
 
 
-@pytest.mark.parametrize(
-    ("gpus", "others"),
-    [([], {0: "a"}), (["a"], {0: "a"}), (["a", "b"], {0: "none"})],
-    ids=["none here", "shared", "none on another host"],
-)
-def test_all_use_gloo_where_one_has_no_gpu_of_its_own(join: Join, gpus: Any, others: Any) -> None:
-    asked = join(TORCHRUN, gpus, others)
-    assert asked["backend"] == "gloo" and asked["device_id"] is None and "used" not in asked
+def test_a_group_of_nccl_is_bound_to_the_gpu_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+    device, process = torch.device("cuda", 1), launched_process(TORCHRUN)
+    all_there = SimpleNamespace(wait_until_all_are_seen=lambda seconds: None)
+    monkeypatch.setattr(group, "_store", lambda process, wait: dist.HashStore())
+    monkeypatch.setattr(watch, "start", lambda *arguments: all_there)
+    monkeypatch.setattr(watch, "watches_default_group", lambda watching: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: asked.update(used=gpu))
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **o: asked.update(o, name=name))
+    assert process is not None
+    group._form(BOTH, device, process, 9.0, 9.0)
+    assert (asked["name"], asked["device_id"], asked["used"]) == (BOTH, device, device)
 
 
-def test_nccl_by_name_without_a_gpu_is_refused(join: Join) -> None:
+def test_nccl_is_refused_without_a_gpu_and_in_elastic_runs(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(RuntimeError, match="the nccl backend needs a GPU"):
-        join(TORCHRUN, [], {}, lambda: decentlam.init("nccl"))
-
-
-def test_an_elastic_run_is_on_gloo_whatever_there_is(join: Join, monkeypatch: Any) -> None:
-    entered: list[Any] = []
-    monkeypatch.setattr(group, "_enter", lambda *arguments: entered.append(arguments))
-    assert join(TORCHRUN, ["a", "b"], {}, lambda: decentlam.init(elastic=True)) == {}
-    assert len(entered) == 1
+        decentlam.init("nccl")
     with pytest.raises(ValueError, match="elastic runs need the gloo backend, got 'nccl'"):
         decentlam.init("nccl", elastic=True)
 
 
-def test_an_optimizer_joins_with_the_gpu_of_its_parameters(join: Join) -> None:
-    device = torch.device("cuda", 0)  # not the one that a launcher's numbers would give
-    asked = join(TORCHRUN, ["a", "b"], {}, lambda: group.init_if_launched(device))
-    assert (asked["backend"], asked["device_id"], asked["used"]) == (BOTH, device, device)
-
-
-def test_groups_of_nccl_are_not_split_from_the_first_one(
-    join: Join, monkeypatch: pytest.MonkeyPatch
+def test_an_optimizer_joins_with_the_gpu_of_its_parameters(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launched(monkeypatch)
+    asked: list[Any] = []
+    monkeypatch.setattr(group, "_join", lambda *place, **options: asked.append(place))
+    for name in ("cuda:1", "cpu"):
+        group.init_if_launched(torch.device(name))
+    assert asked == [(BOTH, torch.device("cuda", 1)), ("gloo", None)]
+
+
+def test_groups_of_nccl_are_not_split_from_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A split would wait for processes that are in none of the new groups."""
-    join(TORCHRUN, ["a", "b"], {0: "a"})
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     formed: list[Any] = []
 
     def new_group(ranks: Any, timeout: Any, backend: str, **options: Any) -> Any:
@@ -415,6 +357,7 @@ def test_groups_of_nccl_are_not_split_from_the_first_one(
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: BOTH)
     network.connect(exact=True)
+    dist.destroy_process_group()
     assert formed == [([0, 1], BOTH, True)]
 
 

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.join import Join
 
 import decentlam
 from decentlam.exchange.base import combine
-from decentlam.local_steps.timed import Arrival, seconds_of, weighted
+from decentlam.local_steps.timed import in_background, seconds_of, weighted
 from tests.helpers.processes import Group, Scenarios
 from tests.helpers.quadratic import Quadratic, flat, train
 from tests.local_steps.test_local_steps import start
@@ -60,10 +60,10 @@ def test_nodes_count_as_often_as_they_took_steps() -> None:
 
 
 def test_a_failure_while_messages_travel_is_raised_where_they_are_used() -> None:
-    arrival = Arrival(lambda: [][0])
+    arrival = in_background(lambda: [][0])
     with pytest.raises(IndexError):
         arrival.result()
-    assert arrival.there()
+    assert arrival.done()
 
 
 def weighed_by_steps(process_group: Group) -> tuple[Tensor, Tensor, Tensor]:

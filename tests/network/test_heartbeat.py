@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from tests.helpers.processes import (
     store_elsewhere,
     wait_for,
 )
-from tests.helpers.quadratic import quadratic_loss, start, train
-from tests.helpers.scripts import fork, free_port
+from tests.helpers.quadratic import start, train
+from tests.helpers.scripts import three_processes
 
 # With a real store and no other process ---------------------------------------------------------
 
@@ -309,25 +310,108 @@ def test_process_0_is_named_although_the_store_goes_with_it(
     how: signal.Signals, limit: float, words: str, tmp_path: Path
 ) -> None:
     outs = [tmp_path / str(rank) for rank in range(3)]
-    port = str(free_port())
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        fork(train_until_an_error, out, limit, RANK=str(rank), **place)
-        for rank, out in enumerate(outs)
-    ]
-    try:
+    with three_processes(train_until_an_error, tmp_path, limit) as processes:
         assert wait_for(lambda: all(o.exists() and "trains" in o.read_text() for o in outs))
         pid = processes[0].pid
         assert pid is not None
         os.kill(pid, how)
-        for process, out in zip(processes[1:], outs[1:], strict=True):
-            process.join(HANG_SECONDS)
-            assert f"process 0 (pid {pid} on " in out.read_text(), out.read_text()
-            assert words in out.read_text(), out.read_text()
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        for rank in (1, 2):
+            processes[rank].join(HANG_SECONDS)
+            said = outs[rank].read_text()
+            assert f"process 0 (pid {pid} on " in said and words in said, said
+
+
+def with_victim(
+    method: str,
+    when: str = "between steps",
+    how: str = "dies",
+    timeout_seconds: float = NEVER,
+    **options: Any,
+) -> tuple[str, float]:
+    """Process 2 dies, waits or freezes at step 3, until all others have their error: that of this
+    one, and after how long."""
+    assert dist.group.WORLD is not None
+    store = dist.PrefixStore("victim", dist.distributed_c10d._get_default_store())
+    node, model, optimizer = start(
+        dist.group.WORLD,
+        method,
+        timeout_seconds=timeout_seconds,
+        heartbeat_seconds=5.0 if how == "freezes" else 60.0,
+        **{"shared_memory": True, **options},
+    )
+
+    def accident(*arguments: Any) -> None:
+        if how == "freezes":
+            store.set("pid", str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "waits":
+            store.get("all others")
+        else:
+            os._exit(7)
+
+    def go_on() -> None:
+        train(optimizer, model, node, range(3))  # what the victim had not sent yet fails here
+        if node == VICTIM and when == "between steps":
+            accident()
+        elif node == VICTIM:
+            model.weights[2].register_post_accumulate_grad_hook(accident)
+        train(optimizer, model, node, range(3, 20))
+
+    begun = time.monotonic()
+    error, seconds = message_of(go_on), time.monotonic() - begun
+    if node != VICTIM and store.add("errors", 1) == dist.get_world_size() - 1:
+        store.set("all others", "")
+        if how == "freezes":
+            os.kill(int(store.get("pid")), signal.SIGKILL)
+    return error, seconds
+
+
+DEATHS = [
+    ("decentlam", "between steps", {}),
+    ("decentlam", "in backward", {"shared_memory": False}),
+    ("awc-dmsgd", "between steps", {}),
+    ("pmsgd", "in backward", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "when", "options"), DEATHS)
+def test_death_of_a_process_is_an_error_that_names_it(
+    method: str, when: str, options: dict[str, Any]
+) -> None:
+    """Although the timeout is hours: it is gone, or its connection closed."""
+    results = run_processes(partial(with_victim, method, when, **options), 4)
+    assert results[VICTIM] == 7
+    for node in (0, 1, 3):
+        error, _ = results[node]
+        assert error.startswith(f"ExchangeError: node {node}, step "), error
+        assert "bucket " in error and "process 2 (pid " in error and "died or stopped" in error
+
+
+def test_death_of_a_process_of_a_node_is_an_error_of_all_nodes() -> None:
+    results = run_processes(partial(with_victim, "decentlam", processes_per_node=2), 4)
+    assert results[VICTIM] == 7
+    for rank in (0, 1, 3):
+        assert results[rank][0].startswith(f"ExchangeError: node {rank // 2}, step "), results
+    assert "node 1, step 3, " in results[3][0]
+    assert "another process of its node" in results[3][0]
+
+
+def test_node_that_freezes_is_named_by_all_others() -> None:
+    """Long before the timeout: it gives no sign of life."""
+    results = run_processes(partial(with_victim, "pmsgd", how="freezes"), 4)
+    for node in (0, 1, 3):
+        error, _ = results[node]
+        assert "process 2 (pid " in error and "no heartbeat for" in error, error
+
+
+@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
+def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
+    results = run_processes(partial(with_victim, method, how="waits", timeout_seconds=2.0), 4)
+    for node, (error, seconds) in enumerate(results):
+        assert error.startswith("ExchangeError"), error
+        if node != VICTIM:
+            assert seconds > 1.5
+    assert any("slower than 2 s" in error for error, _ in results)
 
 
 def one_leaves(orderly: bool) -> str | None:
@@ -346,153 +430,33 @@ def one_leaves(orderly: bool) -> str | None:
     return None if found.interruption is None else found.interruption.text
 
 
-def with_victim(
-    method: str,
-    when: str,
-    how: str = "dies",
-    timeout_seconds: float = NEVER,
-    options: dict[str, Any] | None = None,
-) -> tuple[str, float]:
-    """Process 2 dies, waits or freezes at step 3, until all others have their error: that of this
-    one, and after how long."""
-    assert dist.group.WORLD is not None
-    store = dist.PrefixStore("victim", dist.distributed_c10d._get_default_store())
-    if dist.get_rank() == VICTIM:
-        store.set("pid", str(os.getpid()))
-    if when == "at construction" and dist.get_rank() == VICTIM:
-        connect()  # it is there, and gone before it agrees with the others
-        os._exit(7)
-    begun = time.monotonic()
-    if when == "at construction":
-        return message_of(lambda: start(dist.group.WORLD, method)), time.monotonic() - begun
-    node, model, optimizer = start(
-        dist.group.WORLD,
-        method,
-        timeout_seconds=timeout_seconds,
-        heartbeat_seconds=5.0 if how == "freezes" else 60.0,
-        **{"shared_memory": True, **(options or {})},
-    )
-
-    def accident(*arguments: Any) -> None:
-        if how == "freezes":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif how == "waits":
-            store.get("all others")
-        else:
-            os._exit(7)
-
-    begun = time.monotonic()
-
-    def go_on() -> None:
-        train(optimizer, model, node, range(3))  # what the victim had not sent yet fails here
-        for step in range(3, 20):
-            optimizer.zero_grad()
-            loss = quadratic_loss(model, node, step)
-            struck = node == VICTIM and step == 3
-            if struck and when == "before backward":
-                accident()
-            if struck and when == "in backward":
-                model.weights[2].register_post_accumulate_grad_hook(accident)
-            loss.backward()
-            if struck and when == "before step":
-                accident()
-            optimizer.step()
-
-    error, seconds = message_of(go_on), time.monotonic() - begun
-    if node != VICTIM and store.add("errors", 1) == dist.get_world_size() - 1:
-        store.set("all others", "")
-        if how == "freezes":
-            os.kill(int(store.get("pid")), signal.SIGKILL)
-    return error, seconds
-
-
-def in_collective(kind: str, directory: str) -> str:
-    """Process 2 dies when the others have begun to do something together: their error."""
-    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
-    train(optimizer, model, node, range(2))
-
-    def average() -> None:
-        with optimizer.averaged(model):
-            pass
-
-    works = {
-        "averaged": average,
-        "checkpoint": lambda: save_checkpoint(directory, model=model, optimizer=optimizer),
-    }
-    if node == VICTIM:
-        os._exit(7)
-    return message_of(works[kind])
-
-
-DEATHS = [
-    ("decentlam", "before backward", {}),
-    ("decentlam", "in backward", {"shared_memory": False}),
-    ("dmsgd", "before step", {"overlap": False}),
-    ("awc-dmsgd", "before backward", {}),
-    ("pmsgd", "in backward", {}),
-    ("decentlam", "before backward", {"processes_per_node": 2}),
-]
-
-
-@pytest.mark.parametrize(("method", "when", "options"), DEATHS)
-def test_death_of_a_process_is_an_error_that_names_it(
-    method: str, when: str, options: dict[str, Any]
-) -> None:
-    """Although the timeout is hours: it is gone, or its connection closed."""
-    results = run_processes(with_victim, 4, (method, when, "dies", NEVER, options))
-    assert results[VICTIM] == 7
-    per_node = options.get("processes_per_node", 1)
-    for rank in (0, 1, 3):
-        error, _ = results[rank]
-        assert error.startswith(f"ExchangeError: node {rank // per_node}, step "), error
-        assert per_node == 2 or "bucket " in error
-        assert per_node == 2 or ("process 2 (pid " in error and "died or stopped" in error), error
-    if per_node == 2:
-        assert "node 1, step 3, " in results[3][0]
-        assert "another process of its node" in results[3][0]
-
-
 @pytest.mark.parametrize("orderly", [True, False])
 def test_who_leaves_before_os_exit_is_not_lost(orderly: bool) -> None:
     """The exit status of another's child cannot be seen: 0 may be a crash as well."""
-    results = run_processes(one_leaves, 4, (orderly,))
+    results = run_processes(one_leaves, 3, (orderly,))
     assert results[VICTIM] == 0
-    for node in (0, 1, 3):
-        assert (results[node] is None) == orderly, results
+    assert [result is None for result in results[:VICTIM]] == [orderly] * 2, results
 
 
-def test_death_at_construction_is_an_error_that_names_it() -> None:
-    arguments = ("decentlam", "at construction")
-    results = run_processes(with_victim, 4, arguments)
-    assert results[VICTIM] == 7
-    for node in (0, 1, 3):
-        error, _ = results[node]
-        assert error.startswith("ExchangeError") and "process 2 (pid " in error, error
+def in_call(kind: str, directory: str) -> str:
+    """Process 2 dies when the others have begun to do something together: their error."""
+    if kind == "construction":
+        if dist.get_rank() == VICTIM:
+            connect()  # it is there, and gone before it agrees with the others
+            os._exit(7)
+        return message_of(lambda: start(dist.group.WORLD, "decentlam"))
+    node, model, optimizer = start(dist.group.WORLD, "decentlam", heartbeat_seconds=5.0)
+    train(optimizer, model, node, range(2))
+    if node == VICTIM:
+        os._exit(7)
+    if kind == "averaged":
+        return message_of(lambda: optimizer.averaged(model).__enter__())
+    return message_of(lambda: save_checkpoint(directory, model=model, optimizer=optimizer))
 
 
-def test_node_that_freezes_is_named_by_all_others() -> None:
-    """Long before the timeout: it gives no sign of life."""
-    arguments = ("pmsgd", "before backward", "freezes")
-    results = run_processes(with_victim, 4, arguments)
-    for node in (0, 1, 3):
-        error, _ = results[node]
-        assert "process 2 (pid " in error and "no heartbeat for" in error, error
-
-
-@pytest.mark.parametrize("method", ["decentlam", "pmsgd"])
-def test_node_that_stops_is_an_error_after_the_timeout(method: str) -> None:
-    arguments = (method, "before backward", "waits", 2.0)
-    results = run_processes(with_victim, 4, arguments)
-    for node, (error, seconds) in enumerate(results):
-        assert error.startswith("ExchangeError"), error
-        if node != VICTIM:
-            assert seconds > 1.5
-    assert any("slower than 2 s" in error for error, _ in results)
-
-
-@pytest.mark.parametrize("kind", ["averaged", "checkpoint"])
-def test_a_death_in_a_collective_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
-    results = run_processes(in_collective, 3, (kind, str(tmp_path)), 100)
+@pytest.mark.parametrize("kind", ["construction", "averaged", "checkpoint"])
+def test_a_death_in_a_common_call_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
+    results = run_processes(in_call, 3, (kind, str(tmp_path)), 100)
     assert results[VICTIM] == 7
     for error in results[:VICTIM]:
         assert error.startswith("ExchangeError"), error

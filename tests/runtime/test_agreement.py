@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,62 +17,45 @@ from tests.helpers.quadratic import Quadratic, build
 scenarios = Scenarios(4)
 
 
+PAIRS = [decentlam.topology.bipartite_random_match(4, seed=seed) for seed in (0, 1)]
+# What process 2 has that the others have not, and what the error says of it.
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "lr": ({"lr": 0.7}, "0.7"),
+    "momentum": ({"momentum": 0.123}, "0.123"),
+    "topology": ({"topology": "star"}, "star"),
+    "seed": ({"topology": PAIRS[1]}, "bipartite-random-match"),
+    "algorithm": ({"method": "da-dmsgd"}, "DADmSGD"),
+    "bucket_bytes": ({"bucket_bytes": 10**6}, "1000000"),
+    "overlap": ({"overlap": False}, "overlap = 'none'"),
+    "processes_per_node": ({"processes_per_node": 2}, "processes_per_node = 2"),
+}
+WEIGHTS: dict[str, tuple[int, nn.Parameter, str]] = {
+    "shape": (1, nn.Parameter(torch.zeros(4, dtype=torch.float64)), "(4,)"),
+    "dtype": (1, nn.Parameter(torch.zeros(5)), "torch.float32"),
+    "frozen": (1, nn.Parameter(torch.zeros(5).double(), requires_grad=False), ""),
+    "frozen shape": (5, nn.Parameter(torch.zeros(300), requires_grad=False), "(300,)"),
+}
+
+
 def disagree(process_group: Group, what: str) -> str:
     """Process 2 means another run."""
-    odd = dist.get_rank(process_group) == 2
-    model = Quadratic(seed=0)
-    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
-    model.weights.append(frozen)
-    method, options = "dmsgd", {}
-    if odd and what == "shape":
-        model.weights[1] = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-    elif odd and what == "dtype":
-        model.weights[1] = nn.Parameter(torch.zeros(5))
-    elif odd and what == "frozen shape":
-        model.weights[5] = nn.Parameter(torch.zeros(300), requires_grad=False)
-    elif odd and what == "frozen":
-        model.weights[0].requires_grad_(False)
-    elif odd and what == "name":
-        model = nn.ModuleDict({"extra": model})
-    elif odd and what == "one more":
-        model.weights.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
-    elif odd and what == "lr":
-        options["lr"] = 0.7
-    elif odd and what == "momentum":
-        options["momentum"] = 0.123
-    elif odd and what == "topology":
-        options["topology"] = "star"
-    elif odd and what == "seed":
-        options["topology"] = decentlam.topology.bipartite_random_match(4, seed=1)
-    elif odd and what == "algorithm":
-        method = "da-dmsgd"
-    elif odd and what == "bucket_bytes":
-        options["bucket_bytes"] = 10**6
-    elif odd and what == "overlap":
-        options["overlap"] = False
-    elif odd and what == "processes_per_node":
-        options["processes_per_node"] = 2
-    if not odd and what == "seed":
-        options["topology"] = decentlam.topology.bipartite_random_match(4, seed=0)
-    return message_of(lambda: build(method, model, process_group, **options))
+    model: Any = Quadratic(seed=0)
+    model.weights.append(nn.Parameter(torch.zeros(3), requires_grad=False))
+    options = {"method": "dmsgd", "topology": PAIRS[0] if what == "seed" else "ring"}
+    if dist.get_rank(process_group) == 2:
+        if what in WEIGHTS:
+            place, model.weights[place], _ = WEIGHTS[what]
+        elif what == "name":
+            model = nn.ModuleDict({"extra": model})
+        elif what == "one more":
+            model.weights.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
+        else:
+            options |= OPTIONS[what][0]
+    return message_of(lambda: build(model=model, process_group=process_group, **options))
 
 
-DISAGREEMENTS = {
-    "shape": "(4,)",
-    "dtype": "torch.float32",
-    "frozen shape": "(300,)",
-    "frozen": "",
-    "name": "extra",
-    "one more": "",
-    "lr": "0.7",
-    "momentum": "0.123",
-    "topology": "star",
-    "seed": "bipartite-random-match",
-    "algorithm": "DADmSGD",
-    "bucket_bytes": "1000000",
-    "overlap": "overlap = 'none'",
-    "processes_per_node": "processes_per_node = 2",
-}
+DISAGREEMENTS = {name: said for name, (*_, said) in {**OPTIONS, **WEIGHTS}.items()}
+DISAGREEMENTS |= {"name": "extra", "one more": ""}
 
 
 @scenarios.run(disagree, every(what=DISAGREEMENTS))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,9 +14,7 @@ import decentlam
 from tests.helpers.one_node import Net, loss_of
 from tests.helpers.processes import Group, Scenarios, every, message_of, spoiled, warnings_of
 from tests.helpers.quadratic import (
-    LR,
     assert_equal,
-    build,
     clipped,
     flat,
     quadratic_loss,
@@ -84,36 +81,6 @@ def test_stale_message_is_refused_with_the_cure(errors: list[str], what: str) ->
             assert "weights." in error
 
 
-def awc_may_change_gradient_and_lr(process_group: Group) -> list[Tensor]:
-    node, model, optimizer = start(process_group, "awc-dmsgd", overlap="auto")
-    trajectory = []
-    for step in range(6):
-        optimizer.zero_grad()
-        quadratic_loss(model, node, step).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 2.0)
-        for p in model.parameters():
-            p.grad = 0.5 * p.grad
-        optimizer.param_groups[0]["lr"] = LR / (1 + step)
-        optimizer.step()
-        trajectory.append(flat(model))
-    return trajectory
-
-
-@scenarios.run(awc_may_change_gradient_and_lr)
-def test_a_gradient_that_no_message_needs_may_change_after_backward(
-    results: list[list[Tensor]],
-) -> None:
-    """AWC-DmSGD's message is x: clipping, new gradients and a new lr are not too late."""
-    expected = simulate(
-        "awc-dmsgd",
-        N,
-        6,
-        change=lambda g: 0.5 * clipped(2.0)(g),
-        lr=lambda step: LR / (1 + step),
-    )
-    assert_equal(results, expected)
-
-
 def awc_parameter_changed(process_group: Group, through_data: bool) -> str:
     """A parameter changes while the message of it is under way."""
     node, model, optimizer = start(process_group, "awc-dmsgd")
@@ -149,7 +116,7 @@ def written_through_data(
     return message_of(go), flat(model)
 
 
-@scenarios.run(written_through_data, every(overlap=("none", "auto"), first=[0], replaces=(0, 1)))
+@scenarios.run(written_through_data, every(overlap=["auto"], first=[0], replaces=(0, 1)))
 def test_gradients_may_be_written_through_data(results: list[tuple[str, Tensor]]) -> None:
     """In place, and as `p.grad.data = ...`, which takes the memory of p.grad elsewhere."""
     expected = simulate("dmsgd", N, 8, change=lambda g: g.clamp(-0.01, 0.01))[-1:]
@@ -160,7 +127,7 @@ def test_gradients_may_be_written_through_data(results: list[tuple[str, Tensor]]
 @scenarios.run(
     written_through_data,
     [
-        *every(overlap=["backward"], first=range(3)),
+        *every(overlap=["backward"], first=(0, 2)),
         *every(overlap=["backward"], first=[0], replaces=[1]),
     ],
 )
@@ -169,43 +136,6 @@ def test_writes_through_data_are_noticed_in_the_first_steps(
 ) -> None:
     for error, _ in results:
         assert error.startswith("StaleMessageError"), error
-
-
-def swapped_aside(process_group: Group) -> tuple[Tensor, Tensor]:
-    """Between two steps a script evaluates other weights, by `.data`, and puts its own back; just
-    then the neighbor takes in what AWC-DmSGD has sent early."""
-    store = dist.distributed_c10d._get_default_store()
-    found = []
-    for swaps in (False, True):
-        node, model, optimizer = start(process_group, "awc-dmsgd")
-        train(optimizer, model, node, range(1))
-        optimizer.zero_grad()
-        quadratic_loss(model, node, 1).backward()
-        if swaps and node > 0:  # it posts its receive when node 0 has other weights
-            store.get("swapped")
-        optimizer.step()
-        if swaps and node == 0:
-            kept = [p.data.clone() for p in model.parameters()]
-            for p in model.parameters():
-                p.data.fill_(100.0)
-            store.set("swapped", "")
-            for other in range(1, dist.get_world_size(process_group)):
-                store.get(f"stepped {other}")
-            for p, value in zip(model.parameters(), kept, strict=True):
-                p.data.copy_(value)
-        elif swaps:
-            store.set(f"stepped {node}", "")
-        train(optimizer, model, node, range(2, 5))
-        found.append(flat(model))
-    return found[0], found[1]
-
-
-@scenarios.run(swapped_aside)
-def test_weights_that_a_script_puts_in_place_for_a_while_reach_no_neighbor(
-    results: list[tuple[Tensor, Tensor]],
-) -> None:
-    for plain, swapped in results:
-        assert torch.equal(plain, swapped)
 
 
 # Clipping and scaling ---------------------------------------------------------------------------
@@ -298,34 +228,6 @@ def test_scaler_in_some_processes_of_a_node_is_refused_by_all_of_them(errors: li
         assert error.startswith(f"RuntimeError: node {rank // 2}: 1 of its 2 processes"), error
 
 
-def autocast(process_group: Group) -> list[tuple[Tensor, list[float]]]:
-    """bfloat16 compute on float32 parameters, without overlap and with it."""
-    found = []
-    for overlap in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-        optimizer = build("decentlam", model, process_group, overlap=overlap)
-        generator = torch.Generator().manual_seed(dist.get_rank(process_group))
-        x = torch.randn(32, 8, generator=generator)
-        losses = []
-        for _ in range(30):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = nn.functional.mse_loss(model(x).float(), x.sum(1, keepdim=True))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        found.append((flat(model), losses))
-    return found
-
-
-@scenarios.run(autocast)
-def test_bfloat16_autocast_trains_float32_parameters(results: list[Any]) -> None:
-    for (x, losses), (overlapped, _) in results:
-        assert torch.equal(x, overlapped) and x.dtype == torch.float32
-        assert losses[-1] < 0.5 * losses[0]
-
-
 # What is not finite -----------------------------------------------------------------------------
 
 
@@ -354,7 +256,6 @@ def nonfinite_raises(
         {"method": "da-dmsgd", "overlap": False, "value": torch.inf},
         {"method": "awc-dmsgd", "overlap": True, "value": -torch.inf},
         {"method": "pmsgd", "overlap": True, "value": torch.nan},
-        {"method": "slowmo", "overlap": True, "value": torch.nan},
     ],
 )
 def test_nonfinite_gradient_stops_at_its_node(results: list[tuple[str, bool]]) -> None:
@@ -382,7 +283,7 @@ def nonfinite_skips(process_group: Group, method: str) -> tuple[list[Tensor], li
     return trajectory, skipped
 
 
-@scenarios.run(nonfinite_skips, every(method=("decentlam", "awc-dmsgd", "pmsgd", "d2-dmsgd")))
+@scenarios.run(nonfinite_skips, every(method=("decentlam", "awc-dmsgd", "pmsgd")))
 def test_nonfinite_gradient_can_be_left_out(results: list[Any], method: str) -> None:
     def absent(node: int, step: int) -> bool:
         return node == 1 and step in (2, 4)
@@ -391,22 +292,6 @@ def test_nonfinite_gradient_can_be_left_out(results: list[Any], method: str) -> 
     assert_equal([trajectory for trajectory, _ in results], expected)
     for node, (_, skipped) in enumerate(results):
         assert skipped == [absent(node, step) for step in range(6)]
-
-
-def parameters_overflow(process_group: Group, method: str) -> str:
-    """Finite gradients at first, but a learning rate that no float can hold for long."""
-
-    def attempt(process_group: Group, seconds: float) -> tuple[str, bool]:
-        node, model, optimizer = start(process_group, method, lr=1e18, timeout_seconds=seconds)
-        return message_of(lambda: train(optimizer, model, node, range(30))), True
-
-    return spoiled(process_group, attempt, step=0)[0]
-
-
-@scenarios.run(parameters_overflow, every(method=("awc-dmsgd", "dmsgd")))
-def test_parameters_that_overflow_are_not_sent(errors: list[str]) -> None:
-    assert all(error.startswith(("NonFiniteError", "ExchangeError")) for error in errors), errors
-    assert any(error.startswith("NonFiniteError") for error in errors)
 
 
 def not_finite(process_group: Group, overlap: str) -> list[str]:
@@ -468,7 +353,7 @@ def in_ddp(process_group: Group, overlap: str, part: bool) -> str:
     return message_of(optimizer.step)
 
 
-@scenarios.run(in_ddp, every(overlap=("none", "backward"), part=(False, True)))
+@scenarios.run(in_ddp, [{"overlap": "none", "part": False}, {"overlap": "backward", "part": True}])
 def test_ddp_left_around_the_model_or_a_part_is_noticed(errors: list[str]) -> None:
     for error in errors:
         assert error.startswith("RuntimeError") and "without the wrapper" in error, error
@@ -522,7 +407,10 @@ def moved(process_group: Group, method: str, overlap: str) -> list[list[Tensor]]
     return found
 
 
-@scenarios.run(moved, every(method=("decentlam", "awc-dmsgd"), overlap=("none", "backward")))
+@scenarios.run(
+    moved,
+    [{"method": "decentlam", "overlap": "none"}, {"method": "awc-dmsgd", "overlap": "backward"}],
+)
 def test_parameters_given_memory_of_their_own_train_on(results: list[list[list[Tensor]]]) -> None:
     for expected, found in results:
         assert same(expected, found)

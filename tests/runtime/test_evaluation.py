@@ -107,9 +107,6 @@ def evaluate(process_group: Group, method: str, overlap: bool) -> dict[str, Any]
 
     train(optimizer, model, node, range(3), loss)
     before = everything()
-    with optimizer.averaged(model):
-        inside = everything()
-    after = everything()
     with contextlib.suppress(ZeroDivisionError), optimizer.averaged(model):
         raise ZeroDivisionError
     after_exception = everything()
@@ -128,8 +125,6 @@ def evaluate(process_group: Group, method: str, overlap: bool) -> dict[str, Any]
     train(optimizer, model, node, range(4, 5), loss)
     return {
         "before": before,
-        "inside": inside,
-        "after": after,
         "after exception": after_exception,
         "without model": without_model,
         "too late": too_late,
@@ -147,23 +142,16 @@ def evaluate_twice(process_group: Group, method: str) -> list[dict[str, Any]]:
     return [evaluate(process_group, method, overlap) for overlap in (True, False)]
 
 
-@scenarios.run(evaluate_twice, every(method=("decentlam", "awc-dmsgd", "slowmo")))
-def test_averaged_is_the_mean_inside_and_merge_makes_it_the_model(
+@scenarios.run(evaluate_twice, every(method=("decentlam", "awc-dmsgd")))
+def test_merge_makes_the_mean_the_model_and_the_distance_is_that_from_it(
     both: list[Any], method: str
 ) -> None:
     results = [r for r, _ in both]
-    for values in zip(
-        *(r["before"] for r in results), *(r["inside"] for r in results), strict=True
-    ):
-        before, inside = torch.stack(values[:N]), values[N:]
-        assert all(torch.equal(x, inside[0]) for x in inside)
-        if before.is_floating_point():  # else a counter, which every node keeps
-            assert (inside[0] - before.mean(0)).abs().max() < 1e-14
     x = torch.stack([r["before merge"] for r in results])
     distance = (x - x.mean(0)).square().sum(1).mean().sqrt().item()
     assert distance > 1e-3
     for r, later in both:
-        assert same(r["before"], r["after"]) and same(r["before"], r["after exception"])
+        assert same(r["before"], r["after exception"])
         # AWC-DmSGD's message needs no gradient, so backward has sent nothing.
         said = "nothing was raised" if method == "awc-dmsgd" else "between backward and step"
         assert said in r["too late"]
@@ -175,15 +163,11 @@ def test_averaged_is_the_mean_inside_and_merge_makes_it_the_model(
         # The next step starts from there, not from a message that left before, as AWC's does.
         assert torch.equal(r["merged"], later["merged"])
         assert torch.equal(r["step after merge"], later["step after merge"])
-        if method == "slowmo":  # it has just averaged
-            continue
         changed = [
             not torch.equal(a, b) for a, b in zip(r["before"], r["without model"], strict=True)
         ]
         del changed[1]  # a bias before the batch norm: but for rounding it has no gradient
         assert changed == [True] * 3 + [False] * 3 + [True] * 2  # 3 buffers of the batch norm
-    # Statistics of the data (0 to 3 apart) must differ, or the test would show nothing.
-    assert not same(results[0]["before"], results[1]["before"])
 
 
 def eval_and_train(process_group: Group, method: str, overlap: str) -> dict[str, Any]:
@@ -243,10 +227,7 @@ def eval_and_train(process_group: Group, method: str, overlap: str) -> dict[str,
 
 @scenarios.run(
     eval_and_train,
-    [
-        {"method": "decentlam", "overlap": "none"},
-        {"method": "awc-dmsgd", "overlap": "backward"},
-    ],
+    [{"method": "decentlam", "overlap": "none"}, {"method": "awc-dmsgd", "overlap": "backward"}],
 )
 def test_between_eval_and_train_every_node_is_the_mean_and_saves_its_own(results: Any) -> None:
     for values in zip(*(r["before"] for r in results), results[0]["inside"], strict=True):
@@ -269,9 +250,6 @@ def restored(process_group: Group) -> bool:
     before = flat(model)
     dist.barrier()
 
-    class Broken:
-        """Stands for a process group whose members are gone."""
-
     real, averages = dist.all_reduce, []
 
     def fails_at_the_third(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -283,9 +261,8 @@ def restored(process_group: Group) -> bool:
     dist.all_reduce = fails_at_the_third
     watching, watch._current = watch._current, None  # as over MPI: it would look for a cause
     try:
-        model.register_buffer("statistics", torch.ones(3, dtype=torch.float64))
-        model.register_buffer("more", torch.ones(3, dtype=torch.float64))
-        model.register_buffer("most", torch.ones(3, dtype=torch.float64))
+        for name in ("statistics", "more", "most"):
+            model.register_buffer(name, torch.ones(3, dtype=torch.float64))
 
         def average() -> None:
             with optimizer.averaged(model):
@@ -301,27 +278,6 @@ def restored(process_group: Group) -> bool:
 @scenarios.run(restored)
 def test_averaging_that_fails_leaves_every_parameter_as_it_was(results: list[bool]) -> None:
     assert results == [True] * N
-
-
-def averaged_after_a_move(process_group: Group) -> tuple[list[Tensor], float, Tensor]:
-    """Parameters are given memory of their own, then averaged, measured and merged."""
-    node, model, optimizer = start(process_group, "decentlam")
-    train(optimizer, model, node, range(3))
-    for p in model.parameters():
-        p.data = p.data.clone()
-    distance = optimizer.consensus_distance()
-    with optimizer.averaged(model):
-        inside = flat(model)
-    for p in model.parameters():
-        p.data = p.data.clone()
-    optimizer.merge(model)
-    return [inside, flat(model)], distance, flat(model)
-
-
-@scenarios.run(averaged_after_a_move)
-def test_averages_are_of_parameters_that_were_moved_too(results: Any) -> None:
-    for tensors, distance, _ in results:
-        assert same(tensors, results[0][0]) and distance == results[0][1] > 0
 
 
 def averaged_half(process_group: Group) -> tuple[float, float]:

@@ -164,9 +164,7 @@ def groups_momentum(process_group: Group) -> str:
 
 
 @scenarios.run(groups_momentum)
-def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups(
-    results: list[str],
-) -> None:
+def test_a_stable_form_is_chosen_for_the_largest_momentum_of_all_groups(results: list[str]) -> None:
     for found in results:
         assert found.startswith("SteadyDecentLaM(beta=0.9"), found
 
@@ -185,11 +183,10 @@ def test_groups_of_one_optimizer_are_at_one_step(results: list[list[int]]) -> No
     assert results == [[3, 3]] * N
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_a_param_group_that_is_refused_leaves_nothing_behind(dtype: torch.dtype) -> None:
-    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=dtype))
-    optimizer = decentlam.DecentLaM([first], lr=0.1, message_dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"float64|complex"):
+def test_a_param_group_that_is_refused_leaves_nothing_behind() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).cfloat())
+    optimizer = decentlam.DecentLaM([first], lr=0.1)
+    with pytest.raises(ValueError, match="complex"):
         optimizer.add_param_group({"params": [second]})
     assert [group["params"] for group in optimizer.param_groups] == [[first]]
     first.sum().backward()

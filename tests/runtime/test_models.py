@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
 
-import decentlam
 from tests.helpers.models import Branches, branches_loss, mlp, mlp_loss, trained
-from tests.helpers.processes import Group, Scenarios, every, message_of
+from tests.helpers.processes import Group, Scenarios, every
 from tests.helpers.quadratic import (
     SCALE,
     assert_equal,
     build,
     flat,
-    quadratic_loss,
-    same,
     simulate,
     start,
     targets_of,
@@ -33,7 +25,6 @@ from tests.helpers.quadratic import (
 
 N = 4
 scenarios = Scenarios(N)
-OVERLAPS = ("none", "backward")
 
 
 def branches(
@@ -130,34 +121,12 @@ def checkpointed(process_group: Group, reentrant: bool, overlap: str) -> list[Te
     return train(optimizer, model, node, range(4), mlp_loss)
 
 
-@scenarios.run(checkpointed, every(reentrant=(True, False), overlap=OVERLAPS))
+@scenarios.run(
+    checkpointed,
+    [{"reentrant": True, "overlap": "backward"}, {"reentrant": False, "overlap": "none"}],
+)
 def test_activations_computed_again_in_backward(results: Any) -> None:
     assert_equal(results, simulate("decentlam", N, 4, model=mlp, loss=mlp_loss))
-
-
-def no_backward_at_all(process_group: Group) -> list[Tensor]:
-    """Node 1 has nothing to learn from at odd steps: its gradients are zero, or it is refused."""
-    node, model, optimizer = start(process_group, "dmsgd", weight_decay=0.0)
-    trajectory = []
-    for step in range(6):
-        optimizer.zero_grad()
-        if node == 1 and step % 2:
-            assert "without any gradient" in message_of(optimizer.step)
-            for p in model.parameters():
-                p.grad = torch.zeros_like(p)
-        else:
-            quadratic_loss(model, node, step).backward()
-        optimizer.step()
-        trajectory.append(flat(model))
-    return trajectory
-
-
-@scenarios.run(no_backward_at_all)
-def test_a_node_without_data_may_step_with_zero_gradients(results: Any) -> None:
-    def absent(node: int, step: int) -> bool:
-        return node == 1 and step % 2 == 1
-
-    assert_equal(results, simulate("dmsgd", N, 6, absent=absent, weight_decay=0.0))
 
 
 def compiled(process_group: Group, backend: str) -> list[Tensor]:
@@ -177,102 +146,6 @@ def compiled(process_group: Group, backend: str) -> list[Tensor]:
 @scenarios.run(compiled, every(backend=["aot_eager"]))
 def test_compiled_model(results: Any) -> None:
     assert_equal(results, simulate("decentlam", N, 5, model=mlp, loss=mlp_loss))
-
-
-class Tagger(nn.Module):
-    """An LSTM whose output layer is its embedding, and a frozen layer with a low-rank addition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(11, 6)
-        self.lstm = nn.LSTM(6, 6, batch_first=True)
-        self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.lstm(self.embed(x))[0]
-        h = self.frozen(h) + self.up(self.down(h))
-        return h @ self.embed.weight.T
-
-
-def habits(process_group: Group) -> list[list[Tensor]]:
-    return [_habits(process_group, overlap) for overlap in OVERLAPS]
-
-
-def _habits(process_group: Group, overlap: str) -> list[Tensor]:
-    """What scripts do around an optimizer, all at once: groups by decay, a schedule, moving
-    averages of the model, forked workers, and copies in the midst of training."""
-    node = dist.get_rank(process_group)
-    model = Tagger()
-    decayed = [p for p in model.parameters() if p.ndim > 1 and p.requires_grad]
-    others = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = decentlam.DecentLaM(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-        lr=0.1,
-        topology="ring",
-        overlap=overlap,
-        process_group=process_group,
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
-    ema = AveragedModel(model, avg_fn=lambda a, b, n: 0.9 * a + 0.1 * b)
-    swa = AveragedModel(model)
-    data = torch.randint(11, (24, 5), generator=torch.Generator().manual_seed(node))
-    for (x,) in DataLoader(TensorDataset(data), batch_size=4, num_workers=1):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x).flatten(0, 1), x.roll(1, 1).flatten()).backward()
-        optimizer.step()
-        schedule.step()
-        ema.update_parameters(model)
-        swa.update_parameters(model)
-        copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
-        assert torch.equal(flat(copied), flat(model))
-    return [flat(model), flat(ema), flat(swa)]
-
-
-def swa(process_group: Group) -> list[list[Tensor]]:
-    return [_swa(process_group, overlap) for overlap in OVERLAPS]
-
-
-def _swa(process_group: Group, overlap: str) -> list[Tensor]:
-    """Averages the weights of the last steps, and then takes the statistics of batch norm anew,
-    in the midst of training and after it."""
-    node = dist.get_rank(process_group)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
-    optimizer = build("decentlam", model, process_group, overlap=overlap)
-    averaged = AveragedModel(model)
-    generator = torch.Generator().manual_seed(node)
-    x = torch.randn(8, 6, 4, generator=generator, dtype=torch.float64)
-    for step in range(8):
-        optimizer.zero_grad()
-        (model(x[step]) - x[step, :, :2]).square().mean().backward()
-        optimizer.step()
-        if step >= 3:
-            averaged.update_parameters(model)
-        if step in (5, 7):
-            update_bn(x, averaged)
-    own = model[1].running_mean
-    expected = (x @ averaged.module[0].weight.T + averaged.module[0].bias).mean((0, 1))
-    assert torch.allclose(averaged.module[1].running_mean, expected.detach())
-    assert not torch.allclose(own, expected.detach())  # those of training are left alone
-    return [flat(model), flat(averaged), *(b.clone() for b in averaged.module.buffers())]
-
-
-def assert_alike(results: list[list[list[Tensor]]]) -> None:
-    """The same bits in every overlap mode, and other ones on other nodes."""
-    assert all(same(expected, found) for expected, found in results)
-    assert not same(results[0][0], results[1][0])
-
-
-@scenarios.run(habits)
-def test_habits_of_scripts_give_the_same_bits_in_every_overlap_mode(results: Any) -> None:
-    assert_alike(results)
-
-
-@scenarios.run(swa)
-def test_averaged_weights_give_the_same_bits_in_every_overlap_mode(results: Any) -> None:
-    assert_alike(results)
 
 
 inductor = Scenarios(2)

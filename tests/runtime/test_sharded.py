@@ -16,19 +16,15 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import decentlam
 from decentlam.topology import Topology, ring
-from tests.helpers.processes import Scenarios, every, message_of, run_processes
+from tests.helpers.processes import Scenarios, every, message_of
 from tests.helpers.quadratic import CLASSES, assert_equal, build, node_loss, simulate
 from tests.helpers.quadratic import clipped as clip_to
 
-NODES, SHARDS, STEPS = 2, 2, 50
+NODES, SHARDS, STEPS = 2, 2, 20
 parity, scenarios = (Scenarios(NODES * SHARDS, own_group=False) for _ in range(2))
 
 
@@ -93,7 +89,7 @@ def trained(method: str, topology: str = "ring", **options: Any) -> list[Tensor]
 
 
 CASES = [
-    *every(method=list(CLASSES), topology=list(TOPOLOGIES), overlap=["none"]),
+    *every(method=list(CLASSES), topology=["changing"], overlap=["none"]),
     {"method": "decentlam", "topology": "changing", "overlap": "backward"},
     {"method": "awc-dmsgd", "topology": "ring", "overlap": "backward"},
 ]
@@ -196,7 +192,7 @@ def refused_by_the_node() -> str:
 
 
 def test_all_processes_of_a_node_refuse_what_one_of_them_must() -> None:
-    first, second, *others = run_processes(refused_by_the_node, 4, (), 100)
+    first, second, *others = scenarios.outcomes("refused by the node")
     assert "another process of this node" in first and first.startswith("NonFiniteError")
     assert "layers.0.weight became NaN or infinite" in second
     assert all(error.startswith("ExchangeError") for error in others)
@@ -373,24 +369,17 @@ class Even(nn.Module):
         return out
 
 
-def counted(sharded: bool) -> tuple[int, dict[str, int]]:
-    """Return the bytes that a step sent, and those that are held."""
-    model = shard(Even()) if sharded else Even()
+def sent_in_a_step() -> int:
+    model = shard(Even())
     optimizer = optimizer_of(model, bucket_bytes=None)
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
-    return optimizer.statistics.bytes_sent, optimizer.memory_bytes()
+    return optimizer.statistics.bytes_sent
 
 
-@scenarios.run(counted, [{"sharded": True}, {"sharded": False}])
-def test_a_process_sends_and_holds_its_share(
-    results: list[tuple[int, dict[str, int]]], sharded: bool
-) -> None:
-    size = 2 * 64 * 64 * 4 // (SHARDS if sharded else 1)
-    for sent, held in results:
-        assert sent == size
-        assert held["parameters"] == (2 * size if sharded else size)  # FSDP has its own
-        assert all(held[k] == size for k in ("gradients", "state", "messages", "received"))
+@scenarios.run(sent_in_a_step)
+def test_a_process_sends_its_share(results: list[int]) -> None:
+    assert results == [2 * 64 * 64 * 4 // SHARDS] * NODES * SHARDS
 
 
 # Refusals ---------------------------------------------------------------------------------------
@@ -460,3 +449,4 @@ def test_refuses_with_the_cure(case: str) -> None:
 
 
 scenarios.add("refusals {}", refusals)
+scenarios.add("refused by the node", refused_by_the_node)  # the last: connections are broken then

@@ -11,10 +11,7 @@ import torch
 
 import decentlam
 from decentlam import topology
-from decentlam.topology import (
-    from_edges,
-    from_weights,
-)
+from decentlam.topology import from_edges, from_weights
 from tests.helpers.refusals import Refusal, assert_refused, each_refused
 
 HALF = [[0.5, 0.5], [0.5, 0.5]]
@@ -64,20 +61,14 @@ REFUSALS: list[Refusal] = [
      ["weight [0, 1]", "-0.5", "negative", "from_edges"]),
     ("NaN weight", lambda: from_weights([[math.nan, 1], [1, 0]]), ValueError,
      ["NaN", "must be finite"]),
-    ("infinite weight", lambda: from_weights([[math.inf, 1], [1, 0]]), ValueError,
-     ["infinity", "must be finite"]),
     ("not square", lambda: from_weights(np.ones((2, 3)) / 3), ValueError,
      ["(2, 3)", "square (n, n)"]),
-    ("a vector", lambda: from_weights([0.5, 0.5]), ValueError, ["(2,)", "square (n, n)"]),
     ("ragged", lambda: from_weights([[1.0], [0.5, 0.5]]), ValueError, ["square matrix of numbers"]),
-    ("words", lambda: from_weights([["a"]]), ValueError, ["'a'", "square matrix of numbers"]),
     ("empty", lambda: from_weights(np.empty((0, 0))), ValueError, ["(0, 0)", "square (n, n)"]),
     ("disconnected weights", lambda: from_weights(np.kron(np.eye(2), HALF)), ValueError,
      ["disconnected", "node 0 never reaches 2, 3", "Add edges", "ring"]),
     ("swapping for ever", lambda: from_weights([[0, 1], [1, 0]]), ValueError,
      ["own model", "multiple of 2", "(W + I) / 2"]),
-    ("going round for ever", lambda: from_weights(np.eye(3)[[1, 2, 0]], directed=True), ValueError,
-     ["own model", "multiple of 3", "(W + I) / 2"]),
     ("complex", lambda: from_weights(np.eye(2) * 1j), ValueError, ["real numbers", "complex"]),
     ("directed a word", lambda: from_weights(HALF, directed="no"), TypeError,
      ["directed", "True or False", "'no'"]),
@@ -85,14 +76,10 @@ REFUSALS: list[Refusal] = [
      ["disconnected", "3, 4, 5, 6, 7, 8, 9, 10, ...", "Add edges"]),
     ("edge out of range", lambda: from_edges(3, [*path(3), (2, 3)]), ValueError,
      ["(2, 3)", "0 to 2", "raise n or drop"]),
-    ("negative edge", lambda: from_edges(3, [*path(3), (-1, 0)]), ValueError,
-     ["(-1, 0)", "0 to 2"]),
     ("self loop", lambda: from_edges(3, [*path(3), (1, 1)]), ValueError,
      ["(1, 1)", "itself", "leave it out"]),
-    ("three ends", lambda: from_edges(3, [(0, 1, 2)]), ValueError, ["(0, 1, 2)", "pair"]),
     ("edge of floats", lambda: from_edges(3, [(0, 1.5)]), ValueError, ["(0, 1.5)", "pair of node"]),
     ("no edges", lambda: from_edges(3, None), TypeError, ["pairs of node", "[(0, 1)", "None"]),
-    ("edge a number", lambda: from_edges(3, [3]), TypeError, ["pairs of node numbers", "[3]"]),
 ]  # fmt: skip
 
 

@@ -11,7 +11,6 @@ import pytest
 from decentlam import topology
 from decentlam.analysis.stability import growth
 from decentlam.topology import Topology, base_graph
-from tests.helpers.processes import slow_if
 
 
 def product(net: Topology, steps: range) -> np.ndarray:
@@ -32,11 +31,11 @@ def check_steps(net: Topology, most_peers: int) -> None:
     assert net.symmetric and net.doubly_stochastic
 
 
-# All to 70, then primes, powers, neighbors of powers, and numbers of many factors.
-MANY_N = [*range(1, 71), 81, 100, 125, 127, 128, 129, 192, 200]
+# All to 33, then powers, neighbors of powers, and numbers of many factors.
+MANY_N = [*range(1, 34), 64, 70, 81, 127, 200]
 
 
-@pytest.mark.parametrize("k", [1, 2, slow_if(True, 3), 4])
+@pytest.mark.parametrize("k", [1, 2, 3])
 def test_base_graphs_of_any_n_average_exactly_with_k_peers_in_the_papers_time(k: int) -> None:
     for n in MANY_N:
         net = base_graph(n, k)

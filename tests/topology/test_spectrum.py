@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from decentlam import topology
-from decentlam.topology import (
-    TOPOLOGIES,
-    SparseWeights,
-    Topology,
-    from_weights,
-)
+from decentlam.topology import TOPOLOGIES, SparseWeights, Topology, from_weights
 from tests.helpers.networks import every_periodic_topology, networks
-from tests.helpers.processes import slow_if
 
 
 @every_periodic_topology
@@ -35,16 +29,14 @@ def test_rho_is_what_one_step_keeps_of_the_disagreement(name: str) -> None:
             assert net.rho == pytest.approx(expected, abs=1e-9)
         elif net.period < 40:
             assert net.rho == 0
-        assert net.spectral_gap == 1 - net.rho
         assert 0 <= net.rho < 1
 
 
-@pytest.mark.parametrize("n", [33, slow_if(True, 65)])
-def test_rho_of_a_long_period_is_the_decay_of_a_long_run(n: int) -> None:
-    """65 or 132 steps leave less than 1e-20 of the disagreement, and yet never average exactly."""
-    net = topology.one_peer_symmetric_exponential(n)
+def test_rho_of_a_long_period_is_the_decay_of_a_long_run() -> None:
+    """132 steps leave less than 1e-20 of the disagreement, and yet never average exactly."""
+    net = topology.one_peer_symmetric_exponential(33)
     assert net.period is not None and net.exact_after is None
-    x = np.random.default_rng(0).standard_normal(n)
+    x = np.random.default_rng(0).standard_normal(33)
     periods, logs = 20, 0.0
     for period in range(periods + 1):  # the first one only forgets the start
         for k in range(net.period):

@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from decentlam import topology
-from decentlam.topology import (
-    Topology,
-)
-
-
-def edges_of(net: Topology, step: int = 0) -> set[tuple[int, int]]:
-    n = net.num_nodes
-    return {(i, j) for i in range(n) for j in net.neighbors(i, step) if i < j}
+from tests.helpers.networks import edges_of
 
 
 def test_mesh_of_8_by_hand() -> None:
@@ -99,14 +92,6 @@ def test_symmetric_exponential_of_8_by_hand() -> None:
     }  # fmt: skip
 
 
-def test_symmetric_exponential_of_16_by_hand() -> None:
-    # floor(log2 15) = 3: odd i with i + 1, i + 3, i + 7; the even ones are found by those
-    net = topology.symmetric_exponential(16)
-    assert net.neighbors(1) == [2, 4, 8]
-    assert net.neighbors(15) == [0, 2, 6]
-    assert net.neighbors(0) == [9, 13, 15]
-
-
 def test_symmetric_exponential_of_small_and_odd_numbers_by_hand() -> None:
     assert edges_of(topology.symmetric_exponential(2)) == {(0, 1)}
     # 4: hops 1 and 3 (hop 1 alone would leave two separate pairs) make a ring
@@ -121,8 +106,3 @@ def test_symmetric_exponential_of_small_and_odd_numbers_by_hand() -> None:
     # 5: +- 3 is +- 2, so this is complete; 3 is a ring
     assert topology.symmetric_exponential(5).rho < 1e-15
     assert edges_of(topology.symmetric_exponential(3)) == {(0, 1), (0, 2), (1, 2)}
-
-
-def test_complete_averages_in_one_step() -> None:
-    np.testing.assert_allclose(topology.complete(7).weights(), np.full((7, 7), 1 / 7))
-    assert topology.complete(7).rho < 1e-15

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decentlam.topology import (
-    SparseWeights,
-)
+from decentlam.topology import SparseWeights
 from decentlam.topology.weights import pairs, symmetric_weights
 
 

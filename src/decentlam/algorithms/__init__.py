@@ -15,7 +15,7 @@ from decentlam.algorithms.base import Reach as Reach
 from decentlam.algorithms.base import State as State
 from decentlam.algorithms.base import Step as Step
 from decentlam.algorithms.base import always_everyone as always_everyone
-from decentlam.algorithms.base import check_lr as check_lr
+from decentlam.algorithms.base import check_count as check_count
 from decentlam.algorithms.base import check_number as check_number
 from decentlam.algorithms.base import check_period as check_period
 from decentlam.algorithms.base import lr_ratio as lr_ratio
@@ -70,31 +70,23 @@ def make(algorithm: str | Algorithm, momentum: float | None = None, **hyper: Any
             )
         return algorithm
     if not isinstance(algorithm, str):
-        given = type(algorithm).__name__
-        if isinstance(algorithm, type):
-            given = f"the class {algorithm.__name__}: call it, as in {algorithm.__name__}()"
-        raise TypeError(
-            f"algorithm must be a name or an Algorithm, got {given}; "
-            f"names are {', '.join(ALGORITHMS)}"
-        )
+        names = ", ".join(ALGORITHMS)
+        given = f"{algorithm!r}: call it" if isinstance(algorithm, type) else repr(algorithm)
+        raise TypeError(f"algorithm must be an Algorithm or one of {names}; got {given}")
     if algorithm not in ALGORITHMS:
         raise ValueError(unknown("algorithm", algorithm, sorted(ALGORITHMS)))
     constructor = ALGORITHMS[algorithm]
     kind: Any = getattr(constructor, "func", constructor)
-    allowed = [f.name for f in dataclasses.fields(kind)]
-    if momentum is not None and "beta" in hyper:
-        raise ValueError(
-            f"momentum={momentum} and beta={hyper['beta']} are the same hyper-parameter; "
-            "pass momentum only"
-        )
-    if momentum is not None and "beta" in allowed:
-        hyper["beta"] = momentum
+    fields = [f.name for f in dataclasses.fields(kind)]
+    allowed = [name for name in fields if name != "beta"]
     for name in hyper:
         if name not in allowed:
             raise ValueError(
                 f"{algorithm} has no hyper-parameter {name!r}; it takes "
-                f"{', '.join(n for n in allowed if n != 'beta') or 'none'} besides lr and momentum"
+                f"{', '.join(allowed) or 'none'} besides lr and momentum"
             )
+    if momentum is not None and "beta" in fields:
+        hyper["beta"] = momentum
     return constructor(**hyper)
 
 

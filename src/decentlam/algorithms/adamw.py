@@ -11,14 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from decentlam.algorithms.base import (
-    Algorithm,
-    State,
-    Step,
-    check_between,
-    check_number,
-    shown,
-)
+from decentlam.algorithms.base import Algorithm, State, Step, check_between, check_number, shown
 from decentlam.algorithms.steady import SteadyDecentLaM
 
 SecondMoment = Literal["slices", "local"]
@@ -67,15 +60,15 @@ class AdamW(Adam):
     v+ = u + c (z - x+) + (1 - c) s+;  a seventeenth of V+ = W V
 
     The gradient is preconditioned before momentum (Ziyin et al., LaProp, 2020), so that what mixing
-    moves enters the velocity as in `SteadyDecentLaM`, which has the same c and mu. Where all nodes
-    have the same V, the node average takes the very steps of an all-reduce. V is shared in turns,
-    on the same message: nodes with a V of their own converge to another point.
+    moves enters the velocity as in `SteadyDecentLaM`, which has the same c and mu. V is shared in
+    turns, on the same message: nodes with a V of their own converge to another point.
     """
 
     second_moment: SecondMoment = "slices"
     mu: float | None = None
     share: float | None = None
     buffers = ("v", "s", "exp_avg_sq")
+    needs_symmetric = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,12 +84,8 @@ class AdamW(Adam):
         return SteadyDecentLaM(self.beta, mu=self.mu, share=self.share)
 
     @property
-    def averaged_state(self) -> str | None:
+    def averaged_state(self) -> str | None:  # type: ignore[override]
         return "exp_avg_sq" if self.second_moment == "slices" else None
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
 
     def steady(self) -> tuple[Algorithm, ...]:
         """Return the form with half the share, for networks so large that they mix slowly."""

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.momentum import momentum_step_
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod, momentum_step_
 
 
 @dataclass(frozen=True)
-class AWCDmSGD(Algorithm):
+class AWCDmSGD(MomentumMethod):
     """m+ = beta m + g;  x+ = W x - lr m+
 
     The message is x itself, known before the gradient, so its exchange hides behind forward and
     backward. `heavy_ball` is Balu et al.'s form x+ = W x - lr g + beta (x - x-).
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     heavy_ball: bool = False
     buffers = ("m",)  # with heavy_ball: the last displacement x- - x
     needs_gradient = False
 
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
-
     @property
-    def needs_symmetric(self) -> bool:
+    def needs_symmetric(self) -> bool:  # type: ignore[override]
         return self.heavy_ball
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         return x

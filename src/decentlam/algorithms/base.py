@@ -84,6 +84,13 @@ def check_number(name: str, given: Any, above: bool = False, most: float = _MOST
     raise ValueError(f"{name} must be a finite number {allowed}{limit}, got {shown(given)}")
 
 
+def check_count(name: str, given: Any, least: int = 1) -> int:
+    """A whole number that is no smaller than `least`; True is none."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise ValueError(f"{name} must be a whole number of {least} or more, got {shown(given)}")
+    return given
+
+
 def shown(given: Any) -> str:
     """Return what was given as text for an error, cut where it is long; Python refuses to write
     huge numbers."""
@@ -94,50 +101,35 @@ def shown(given: Any) -> str:
     return text if len(text) < 200 else f"{text[:40]}..."
 
 
-def check_lr(lr: float | Tensor) -> float:
-    """The learning rate as a number of 0 or more."""
-    return check_number("lr", lr)
-
-
 class Algorithm(ABC):
     """The recursion that a node computes. Subclasses are frozen dataclasses of hyper-parameters.
 
-    A subclass gives `message` and `update`. What it needs besides the default, it says itself:
-    buffers, whom a step reaches, how many payloads a message has, and when that repeats.
+    A subclass gives `message` and `update`, and whatever is not as below.
+
+    Attributes:
+        buffers: State tensors, zero at the start.
+        balanced: Buffers whose sum over the nodes is zero, or the mean model would be wrong. They
+            begin anew when the members of a run change.
+        averaged_state: A state tensor of positive numbers that is averaged, too. `message` then
+            returns (payload, its next value), of which a seventeenth travels in each step (see
+            `turns`). It replaces its own part after `update`, which gets the payload's mix alone.
+        needs_gradient: False if the message is known before the gradient.
+        needs_symmetric: True if the recursion is only sound with symmetric weights.
+        decoupled_decay: True if g has no weight decay inside, as in AdamW.
+        layerwise: True if message and update must be called on one layer at a time.
+        period: The number of steps after which `reach` and `payloads` repeat.
     """
 
-    buffers: ClassVar[tuple[str, ...]] = ()  # state tensors, zero at the start
-    needs_gradient: ClassVar[bool] = True  # False: the message is known before the gradient
-    decoupled_decay: ClassVar[bool] = False  # True: g has no weight decay inside; AdamW
+    buffers: ClassVar[tuple[str, ...]] = ()
+    balanced: ClassVar[tuple[str, ...]] = ()
+    averaged_state: ClassVar[str | None] = None
+    needs_gradient: ClassVar[bool] = True
+    needs_symmetric: ClassVar[bool] = False
+    decoupled_decay: ClassVar[bool] = False
+    layerwise: ClassVar[bool] = False
+    period: ClassVar[int] = 1
     # What a param group may set for itself: torch.optim's name, and the field here.
     per_group: ClassVar[Mapping[str, str]] = {"momentum": "beta", "nesterov": "nesterov"}
-
-    @property
-    def layerwise(self) -> bool:
-        """True if message and update must be called on one layer at a time."""
-        return False
-
-    @property
-    def needs_symmetric(self) -> bool:
-        """True if the recursion is only sound with symmetric weights."""
-        return False
-
-    @property
-    def balanced(self) -> tuple[str, ...]:
-        """The buffers that add up over the nodes: a sum of theirs is zero, and the mean model is
-        right only while it is. They begin anew when the members of a run change."""
-        return ()
-
-    @property
-    def averaged_state(self) -> str | None:
-        """The name of a state tensor of positive numbers that is averaged, too, if there is one.
-
-        `message` then returns (payload, its next value). A seventeenth of that travels in each step
-        (see `turns`), and replaces its own part after `update`, which gets the payload's mix alone.
-        """
-        return None
-
-    # Whom a step reaches, and with how much -----------------------------------------------------
 
     def reach(self, index: int) -> Reach:
         """Return who takes part in step `index`."""
@@ -146,18 +138,6 @@ class Algorithm(ABC):
     def payloads(self, index: int) -> int:
         """Return how many tensors of the size of x the message of step `index` has."""
         return 1
-
-    @property
-    def period(self) -> int:
-        """The number of steps after which `reach` and `payloads` repeat."""
-        return 1
-
-    @property
-    def warm_up(self) -> int:
-        """The number of first steps that are unlike the later ones."""
-        return 0
-
-    # Other forms of the method ------------------------------------------------------------------
 
     def alone(self) -> Algorithm:
         """Return what one node runs that has nobody to average with."""
@@ -183,8 +163,6 @@ class Algorithm(ABC):
             if name in group and group[name] != getattr(self, own, group[name]):
                 changes[own] = group[name]
         return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
-
-    # The recursion ------------------------------------------------------------------------------
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         """The state of a run that begins at x."""
@@ -228,7 +206,7 @@ _LOOKED_AT = 4096  # steps at which a declared period is compared with what the 
 @cache
 def reaches(algorithm: Algorithm) -> frozenset[Reach]:
     """Return everyone whom the algorithm ever reaches."""
-    return frozenset(algorithm.reach(k) for k in _cycle(algorithm))
+    return frozenset(algorithm.reach(k) for k in range(algorithm.period))
 
 
 def always_everyone(algorithm: Algorithm) -> bool:
@@ -239,31 +217,21 @@ def always_everyone(algorithm: Algorithm) -> bool:
 @cache
 def most_payloads(algorithm: Algorithm, reach: Reach) -> int:
     """Return the most payloads of a message to these; 0 if it never reaches them."""
-    found = [algorithm.payloads(k) for k in _cycle(algorithm) if algorithm.reach(k) is reach]
-    return max(found, default=0)
+    steps = [k for k in range(algorithm.period) if algorithm.reach(k) is reach]
+    return max(map(algorithm.payloads, steps), default=0)
 
 
 @cache
 def check_period(algorithm: Algorithm) -> None:
-    """Refuses an algorithm whose steps are not what its period and warm-up say."""
-    period, warm_up, name = algorithm.period, algorithm.warm_up, type(algorithm).__name__
-    if not isinstance(period, int) or period < 1 or not isinstance(warm_up, int) or warm_up < 0:
-        raise ValueError(
-            f"{name}: period must be a whole number of steps from 1 and warm_up from 0, got "
-            f"{period!r} and {warm_up!r}"
-        )
+    """Refuses an algorithm whose steps are not what its period says."""
+    name = type(algorithm).__name__
+    period = check_count(f"{name}: period", algorithm.period)
     for what in (algorithm.reach, algorithm.payloads):
         found = [what(k) for k in range(_LOOKED_AT)]
-        for k in range(warm_up + period, _LOOKED_AT):
-            alike = warm_up + (k - warm_up) % period
-            if found[k] != found[alike]:
+        for k in range(period, _LOOKED_AT):
+            if found[k] != found[k % period]:
                 raise ValueError(
-                    f"{name}: {what.__name__}({k}) is {found[k]}, but with period {period} and "
-                    f"warm_up {warm_up} it should be {found[alike]} as at step {alike}; say in "
-                    "`period` after how many steps reach and payloads repeat"
+                    f"{name}: {what.__name__}({k}) is {found[k]}, but with period {period} it "
+                    f"should be {found[k % period]} as at step {k % period}; say in `period` after "
+                    "how many steps reach and payloads repeat"
                 )
-
-
-def _cycle(algorithm: Algorithm) -> range:
-    """Steps after which nothing new comes."""
-    return range(algorithm.warm_up + algorithm.period)

@@ -6,41 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
 from decentlam.algorithms.exact import ExactDecentLaM
-from decentlam.algorithms.momentum import momentum
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 
 
 @dataclass(frozen=True)
-class D2DmSGD(Algorithm):
+class D2DmSGD(MomentumMethod):
     """m+ = beta m + g;  p+ = x - lr m+;  x+ = (I + W)/2 (p+ + x - p)
 
     The first step has x - p = 0. Half of each node's own value is kept because the plain W
     diverges as soon as an eigenvalue lies below -1/3.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("m", "c")  # c = x - p, what the last averaging moved
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
-
-    @property
-    def balanced(self):
-        return ("c",)
+    balanced = ("c",)
+    needs_symmetric = True
 
     def steady(self):
         """Return the form that is as exact, and forgets more slowly what mixing moved."""
         return (ExactDecentLaM(self.beta, self.nesterov),)
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         return self._local_step(x, g, state, step).add_(state["c"])

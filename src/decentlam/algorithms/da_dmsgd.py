@@ -6,26 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod
 
 
 @dataclass(frozen=True)
-class DADmSGD(Algorithm):
+class DADmSGD(MomentumMethod):
     """h = beta m + g;  x+ = W (x - lr h);  m+ = W h"""
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("m",)
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
 
     def payloads(self, index: int) -> int:
         return 2
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         h = torch.add(g, state["m"], alpha=self.beta)

@@ -6,37 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
 from decentlam.algorithms.exact import ExactDecentLaM
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod
 from decentlam.algorithms.steady import SteadyDecentLaM
 
 
 @dataclass(frozen=True)
-class DecentLaM(Algorithm):
+class DecentLaM(MomentumMethod):
     """v+ = beta v + x - W (x - lr g);  x+ = x - v+
 
     This is the paper's recursion with v = lr m, so that nothing is divided by lr: x - W(x - lr g)
     is lr times its corrected gradient (17). v is rescaled when lr changes.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("v",)
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
+    needs_symmetric = True
 
     def steady(self):
         biased = SteadyDecentLaM(self.beta, self.nesterov)
         return (ExactDecentLaM(self.beta, self.nesterov), biased, *biased.steady())
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         return torch.sub(x, g, alpha=step.lr)

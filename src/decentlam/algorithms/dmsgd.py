@@ -6,24 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.momentum import momentum
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 
 
 @dataclass(frozen=True)
-class DmSGD(Algorithm):
+class DmSGD(MomentumMethod):
     """m+ = beta m + g;  x+ = W (x - lr m+)"""
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("m",)
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         direction = momentum(g, state["m"], self.beta, self.nesterov)

@@ -6,42 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod
 
 AT_ONCE = 1 / 2  # of what mixing takes away, into the velocity
 INTEGRAL = 1 / 20  # of it, into the correction
 
 
 @dataclass(frozen=True)
-class ExactDecentLaM(Algorithm):
+class ExactDecentLaM(MomentumMethod):
     """u = lr g - y;  z = x - u - beta v;  x+ = W z
     v+ = beta v + u + (z - x+) / 2;  y+ = y - (z - x+) / 20
 
-    Where nodes see different data, lr g differs between them at every step. y learns by how much
-    from what mixing takes away, so that u is nearly the same on all nodes. Mixing keeps the node
-    average: y is zero in the mean, and the mean takes the very steps of momentum SGD. Models that
-    rest have z = x+, v = 0 and u = 0: they agree, and no bias is left. docs/methods explains
-    the two constants, which suit every momentum and number of nodes that is usual.
+    y learns, from what mixing takes away, by how much lr g differs between the nodes, so that u is
+    nearly the same on all of them. It is zero in the mean, which takes the steps of momentum SGD.
+    docs/methods explains the two constants.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("v", "y")
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
-
-    @property
-    def balanced(self):
-        return ("y",)
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
+    balanced = ("y",)
+    needs_symmetric = True
 
     def message(self, x, g, state, step):
         kept, now = self.beta * step.lr_ratio, 1.0

@@ -6,38 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.momentum import momentum
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 
 
 @dataclass(frozen=True)
-class GTDmSGD(Algorithm):
+class GTDmSGD(MomentumMethod):
     """y = c + g - g-;  m+ = beta m + y;  x+ = W (x - lr m+);  c+ = W y
 
-    The mean of y over the nodes is always the mean gradient, and mixing makes the nodes' y alike:
-    the local gradients, however different, leave no bias. Two payloads, one round, three buffers.
-    Nothing that mixing does reaches the momentum, so without gradients disagreement shrinks. The
-    gradients close a loop of their own through y, which `decentlam.growth` sees when it is given
-    lr and curvature: on one-peer-symmetric-exponential(8) lr times curvature may be 0.034 at most.
+    The mean of y over the nodes is always the mean gradient, and mixing makes the nodes' y alike.
+    Gradients close a loop through y, which `decentlam.growth` sees when it is given lr and
+    curvature: on one-peer-symmetric-exponential(8) lr times curvature may be 0.034 at most.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     buffers = ("m", "c", "previous")
-
-    def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
+    balanced = ("c", "previous")
 
     def payloads(self, index):
         return 2
-
-    @property
-    def balanced(self):
-        return ("c", "previous")
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         y = state["c"] + (g - state["previous"])

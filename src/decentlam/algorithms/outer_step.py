@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -21,39 +22,21 @@ class OuterStep(Algorithm):
     every: str = "16 steps"
     delayed: bool = False
 
+    layerwise = property(attrgetter("method.layerwise"))
+    needs_symmetric = property(attrgetter("method.needs_symmetric"))
+    balanced = property(attrgetter("method.balanced"))
+    averaged_state = property(attrgetter("method.averaged_state"))
+    period = property(attrgetter("method.period"))
+
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("anchor", *(("sent",) if self.delayed else ()), *self.method.buffers)
-
-    @property
-    def layerwise(self) -> bool:
-        return self.method.layerwise
-
-    @property
-    def needs_symmetric(self) -> bool:
-        return self.method.needs_symmetric
-
-    @property
-    def balanced(self) -> tuple[str, ...]:
-        return self.method.balanced
-
-    @property
-    def averaged_state(self) -> str | None:
-        return self.method.averaged_state
 
     def reach(self, index: int) -> Reach:
         return self.method.reach(index)
 
     def payloads(self, index: int) -> int:
         return self.method.payloads(index)
-
-    @property
-    def period(self) -> int:
-        return self.method.period
-
-    @property
-    def warm_up(self) -> int:
-        return self.method.warm_up
 
     def alone(self) -> Algorithm:
         return replace(self, method=self.method.alone())

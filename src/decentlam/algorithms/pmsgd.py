@@ -1,4 +1,4 @@
-"""PmSGD: momentum SGD on the exact average gradient, what DDP does; LARS on top if asked."""
+"""The momentum of SGD, and PmSGD: momentum SGD on the exact average gradient, what DDP does."""
 
 from __future__ import annotations
 
@@ -8,30 +8,56 @@ import torch
 from torch import Tensor
 
 from decentlam.algorithms.base import Algorithm, Reach, Step, check_between, check_number
-from decentlam.algorithms.momentum import momentum_step_
+
+
+def momentum(g: Tensor, m: Tensor, beta: float, nesterov: bool) -> Tensor:
+    """Return the direction of momentum SGD: beta m + g, or g + beta (beta m + g) with Nesterov."""
+    h = torch.add(g, m, alpha=beta)
+    return torch.add(g, h, alpha=beta) if nesterov else h
+
+
+def momentum_step_(x: Tensor, g: Tensor, m: Tensor, lr: float, beta: float, nesterov: bool) -> None:
+    """Update m = beta m + g and x = x - lr m (or g + beta m with Nesterov), in place."""
+    m.mul_(beta).add_(g)
+    x.sub_(torch.add(g, m, alpha=beta) if nesterov else m, alpha=lr)
 
 
 @dataclass(frozen=True)
-class PmSGD(Algorithm):
+class MomentumMethod(Algorithm):
+    """A method with the momentum of SGD, which is what one node alone runs."""
+
+    beta: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_between(self, momentum=self.beta)
+
+    def alone(self) -> Algorithm:
+        return PmSGD(self.beta, self.nesterov)
+
+
+@dataclass(frozen=True)
+class PmSGD(MomentumMethod):
     """m+ = beta m + mean(g);  x+ = x - lr m+
 
     `lars` scales each layer's gradient by trust |x| / (|mean gradient| + weight_decay |x|)
     (You et al., 2017).
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     lars: bool = False
     trust: float = 0.001
     buffers = ("m",)
 
     def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta)
+        super().__post_init__()
         check_number("PmSGD: trust (0.001 is usual)", self.trust, above=True)
 
     @property
-    def layerwise(self) -> bool:
+    def layerwise(self) -> bool:  # type: ignore[override]
         return self.lars
+
+    def alone(self) -> Algorithm:
+        return self
 
     def reach(self, index: int) -> Reach:
         return Reach.EVERYONE

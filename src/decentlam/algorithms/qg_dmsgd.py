@@ -6,27 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.base import check_between
+from decentlam.algorithms.pmsgd import MomentumMethod
 
 
 @dataclass(frozen=True)
-class QGDmSGD(Algorithm):
+class QGDmSGD(MomentumMethod):
     """x+ = W (x - lr (beta q + g));  q+ = mu q + (1 - mu) (x - x+) / lr
 
     Kept in velocity form v = lr q, so that nothing is divided by lr. mu is beta unless given.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     mu: float | None = None
     buffers = ("v",)
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta, mu=self.beta if self.mu is None else self.mu)
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         h = torch.mul(state["v"], self.beta * step.lr_ratio).add_(g, alpha=step.lr)

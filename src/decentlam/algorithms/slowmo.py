@@ -6,27 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, Reach, check_between, check_number
-from decentlam.algorithms.momentum import momentum
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.base import Reach, check_between, check_count, check_number
+from decentlam.algorithms.pmsgd import MomentumMethod, momentum
 
 _BASES = ("dmsgd", "local")
 _INNER = ("keep", "reset", "average")
 
 
 @dataclass(frozen=True)
-class SlowMo(Algorithm):
+class SlowMo(MomentumMethod):
     """tau DmSGD steps from x0, their exact average a;  u+ = slow_beta u + (x0 - a) / lr;
     x = x0 - alpha lr u+
 
     Kept in velocity form w = lr u. Mixing keeps the average, so the last inner step and the exact
-    average are one round: its message is averaged over everyone instead of the neighbors.
-    `base="local"` does not communicate in between (local SGD). `inner_momentum` says what happens
-    to m at the exact average: keep, reset or average (a second payload in that round).
+    average are one round. `inner_momentum`: m is kept, reset or averaged in a second payload.
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     tau: int = 48
     slow_beta: float = 0.5
     alpha: float = 1.0
@@ -35,9 +30,9 @@ class SlowMo(Algorithm):
     buffers = ("m", "w", "x0")  # x0: where the period began
 
     def __post_init__(self) -> None:
-        check_between(self, momentum=self.beta, slow_beta=self.slow_beta)
-        if isinstance(self.tau, bool) or not isinstance(self.tau, int) or self.tau < 1:
-            raise ValueError(f"SlowMo: tau must be a whole number of steps >= 1, got {self.tau!r}")
+        super().__post_init__()
+        check_between(self, slow_beta=self.slow_beta)
+        check_count("SlowMo: tau", self.tau)
         check_number("SlowMo: alpha (1 is usual)", self.alpha, above=True)
         if self.base not in _BASES:
             raise ValueError(f"SlowMo: unknown base {self.base!r}; choose from {', '.join(_BASES)}")
@@ -48,7 +43,7 @@ class SlowMo(Algorithm):
             )
 
     @property
-    def period(self) -> int:
+    def period(self) -> int:  # type: ignore[override]
         return self.tau
 
     def init(self, x):
@@ -61,9 +56,6 @@ class SlowMo(Algorithm):
 
     def payloads(self, index: int) -> int:
         return 2 if self._ends(index) and self.inner_momentum == "average" else 1
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         z = torch.sub(x, momentum(g, state["m"], self.beta, self.nesterov), alpha=step.lr)

@@ -7,28 +7,25 @@ from functools import cached_property
 
 import torch
 
-from decentlam.algorithms.base import Algorithm, check_between
-from decentlam.algorithms.pmsgd import PmSGD
+from decentlam.algorithms.base import check_between
+from decentlam.algorithms.pmsgd import MomentumMethod
 
 
 @dataclass(frozen=True)
-class SteadyDecentLaM(Algorithm):
+class SteadyDecentLaM(MomentumMethod):
     """z = x - lr g - beta v;  x+ = W z;  s+ = mu s + (1 - mu) (z - x+)
     v+ = beta v + lr g + c (z - x+) + (1 - c) s+
 
-    v is the velocity of DmSGD, plus what mixing does to the model, as in DecentLaM: this removes
-    the bias of momentum. Algorithm 2 feeds that back at once, and on changing weights its
-    fluctuations are amplified without end. Here a share c passes at once and damps, the rest as
-    its running mean. Mixing keeps the node average, so the average takes the very steps of
-    momentum SGD. The fixed point on static weights is DecentLaM's. docs/methods derives
+    v is the velocity of DmSGD, plus what mixing does to the model, as in DecentLaM. Algorithm 2
+    feeds that back at once, and on changing weights its fluctuations are amplified without end;
+    here a share c passes at once and damps, the rest as its running mean. docs/methods derives
     c = 2 (1 - beta) and mu = 4 b / (1 + b)^2 with b = beta (1 - c).
     """
 
-    beta: float = 0.9
-    nesterov: bool = False
     mu: float | None = None
     share: float | None = None
     buffers = ("v", "s")
+    needs_symmetric = True
 
     def __post_init__(self) -> None:
         check_between(self, momentum=self.beta)
@@ -46,16 +43,9 @@ class SteadyDecentLaM(Algorithm):
         b = self.beta * (1 - self.at_once)
         return 4 * b / (1 + b) ** 2 if self.mu is None else self.mu
 
-    @property
-    def needs_symmetric(self) -> bool:
-        return True
-
     def steady(self):
         """Return the form with half the share, for networks so large that they mix slowly."""
         return (replace(self, mu=None, share=self.at_once / 2),) if self.share is None else ()
-
-    def alone(self):
-        return PmSGD(self.beta, self.nesterov)
 
     def message(self, x, g, state, step):
         kept = self.beta * step.lr_ratio

@@ -13,7 +13,7 @@ _KINDS = {kind.__name__: kind for kind in (FileNotFoundError, TypeError, ValueEr
 
 
 def on_all_processes(network: Network, work: Callable[[], T]) -> T:
-    """The result of work(), which must not communicate; the same error everywhere if it fails.
+    """Return the result of work(), which must not communicate; raise the same error everywhere.
 
     Without this the process that failed would leave, and the others would wait for it.
     """
@@ -40,7 +40,7 @@ def on_process_0(network: Network, work: Callable[[], T]) -> T | None:
 
 
 def _report(error: Exception) -> tuple[str, str]:
-    """The name of the kind of error, and its text."""
+    """Return the name of the kind of error, and its text."""
     if type(error).__name__ in _KINDS and not (isinstance(error, OSError) and error.errno):
         return type(error).__name__, str(error) or repr(error)
     known = isinstance(error, OSError) or type(error) in (RuntimeError, CheckpointError)

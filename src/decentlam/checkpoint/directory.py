@@ -33,7 +33,7 @@ _FILE = re.compile(r"process-\d{5,}\.(pt|json|draft)")  # all that a save ever w
 
 
 def local(path: str | os.PathLike[str]) -> Path:
-    """The real path, behind links; what is not on a file system is refused."""
+    """Return the real path, behind links; refuse what is not on a file system."""
     if "://" in str(path):
         raise ValueError(
             f"{path} is not on a file system; every process writes files of its own, so save to a "
@@ -47,7 +47,7 @@ def _file(place: Path, rank: int, kind: str) -> Path:
 
 
 def _saves(path: Path) -> list[Path]:
-    """The complete saves in a directory, oldest first."""
+    """Return the complete saves in a directory, oldest first."""
     found = [place for place in path.iterdir() if _NAME.fullmatch(place.name)]
     return sorted(found, key=lambda place: int(place.name.partition("-")[0]))
 
@@ -56,7 +56,7 @@ def _saves(path: Path) -> list[Path]:
 
 
 def begin(path: Path, step: int) -> Path:
-    """An empty place for the next save in `path`; what broken ones have left is cleared away."""
+    """Make an empty place for the next save in `path`; clear away what broken ones have left."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -85,7 +85,7 @@ def _holds_only_a_save(place: Path) -> bool:
 
 
 def write(place: Path, meta: Meta, content: dict[str, Any]) -> None:
-    """Writes the two files of one process. The checksum covers the meta data and the content."""
+    """Write the two files of one process. The checksum covers the meta data and the content."""
     # Process 0 has made it, but another host's view of a network file system may be older.
     place.mkdir(parents=True, exist_ok=True)
     meta = {"format": FORMAT, **meta}
@@ -111,7 +111,7 @@ def _sha256(meta: Meta, opened: BinaryIO) -> str:
 
 
 def commit(place: Path, num_processes: int, keep: int) -> bool:
-    """Makes the save count if all its files are there, and deletes all but the last `keep`.
+    """Make the save count if all its files are there, and delete all but the last `keep`.
 
     Whoever writes last does it. Two may think they are; for one of them it has been done.
     """
@@ -124,19 +124,14 @@ def commit(place: Path, num_processes: int, keep: int) -> bool:
     except FileNotFoundError:
         return final.exists()
     _sync(place.parent)
-    prune(place.parent, keep)
+    for old in filter(_holds_only_a_save, _saves(place.parent)[:-keep]):
+        with contextlib.suppress(OSError):  # the next save tries again
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
     return True
 
 
-def prune(path: Path, keep: int) -> None:
-    """Deletes all but the last `keep` saves in `path`; one that holds a user's file stays."""
-    for old in filter(_holds_only_a_save, _saves(path)[:-keep]):
-        with contextlib.suppress(OSError):  # the next save tries again
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
-
-
 def _sync(path: Path) -> None:
-    """Makes a file or the entries of a directory survive a power cut, where that is possible."""
+    """Make a file or the entries of a directory survive a power cut, where that is possible."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,8 +146,8 @@ def _sync(path: Path) -> None:
 
 
 def find(path: Path, step: int | None = None) -> Path | None:
-    """The newest save in `path`, of this step if one is given, or `path` itself if it is one;
-    changes nothing on disk."""
+    """Return the newest save in `path`, of this step if one is given, or `path` itself if it is
+    one; change nothing on disk."""
     if _file(path, 0, "json").is_file():
         return path
     saves = _saves(path) if path.is_dir() else []
@@ -241,6 +236,6 @@ def _before(place: Path) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The line of torch's long message that names the culprit."""
+    """Return the line of torch's long message that names the culprit."""
     lines = str(error).splitlines() or [repr(error)]
     return next((line.strip() for line in lines if "nsupported" in line), lines[0])

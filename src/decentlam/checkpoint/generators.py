@@ -24,7 +24,7 @@ class _Generator:
 
 
 def stateful(thing: Any) -> Any:
-    """Something with a state_dict for a random generator; anything else is returned as it is.
+    """Return something with a state_dict for a random generator, and anything else as it is.
 
     Generators are a torch.Generator, a numpy Generator, the module numpy.random, a random.Random,
     and the module random.
@@ -42,7 +42,7 @@ def stateful(thing: Any) -> Any:
 
 
 def _plain(state: Any) -> Any:
-    """The same without arrays, which a checkpoint refuses to load."""
+    """Return the same without arrays, which a checkpoint refuses to load."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray) else state

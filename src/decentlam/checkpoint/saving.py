@@ -30,7 +30,7 @@ class Saving:
         keep: int,
         background: bool,
     ) -> None:
-        """All processes make it together, after each has called `settle`."""
+        """Begin a save, on all processes together, after each has called `settle`."""
         begun = on_process_0(network, lambda: str(directory.begin(path, meta["step"])))
         place, number = network.gather((begun, time.time_ns()))[0]
         if background:
@@ -46,13 +46,13 @@ class Saving:
             self.wait()
 
     def wait(self) -> None:
-        """Returns when the checkpoint counts; every process must call it. If one could not write
+        """Return when the checkpoint counts; every process must call it. If one could not write
         its part, all raise the error, and the checkpoint before is still there."""
         on_all_processes(self._network, self._result)
         on_process_0(self._network, self._finish)
 
     def _result(self) -> None:
-        """A failure is raised here, so `settle` need not tell it again."""
+        """Raise a failure here, so that `settle` need not tell it again."""
         self._written.exception()
         if self in _running:
             _running.remove(self)
@@ -67,7 +67,7 @@ class Saving:
             raise CheckpointError(text) from error
 
     def _finish(self) -> None:
-        """The last writer should have done it, but may not have seen the others' files."""
+        """Do what the last writer should have done, but may not have seen the others' files."""
         deadline = time.monotonic() + _VISIBLE_SECONDS
         while not directory.commit(self._place, self._network.num_processes, self._keep):
             if time.monotonic() > deadline:
@@ -79,7 +79,7 @@ class Saving:
 
 
 def settle() -> None:
-    """Waits for what this process still writes; a failure that nobody waited for is logged."""
+    """Wait for what this process still writes; log a failure that nobody waited for."""
     while _running:
         failure = _running.pop()._written.exception()
         if failure is not None:

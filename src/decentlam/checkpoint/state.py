@@ -50,7 +50,7 @@ class Objects:
         return {p: name for name, p in self.model.named_parameters()}
 
     def groups(self) -> list[dict[str, Any]]:
-        """The param groups, with the names that the model has for their parameters."""
+        """Return the param groups, with the names that the model has for their parameters."""
         names, groups = self.names(), self.optimizer.param_groups
         for number, p in enumerate(p for group in groups for p in group["params"]):
             if p not in names:
@@ -63,8 +63,8 @@ class Objects:
 
 
 def take(objects: Objects) -> Content:
-    """Everything this process knows but the state of its node. Tensors are not copied, except in
-    evaluation: saved is what goes on after optimizer.train()."""
+    """Return all that this process knows but the state of its node. Tensors are not copied, except
+    in evaluation: saved is what goes on after optimizer.train()."""
     if objects.optimizer.runtime.evaluating:
         with objects.optimizer.runtime.own_parameters():
             return copied(take(objects))
@@ -98,7 +98,7 @@ def put_others(objects: Objects, states: Content) -> None:
 
 
 def whole_state(objects: Objects) -> dict[str, Any]:
-    """The method's own tensors by name of the parameter; on all processes together."""
+    """Return the method's own tensors by parameter name; called on all processes together."""
     names, buckets = objects.names(), objects.optimizer.runtime.buckets
     return {
         names[p]: {name: local(view) for name, view in views.items()}
@@ -130,7 +130,7 @@ def cut_for(objects: Objects, content: Content) -> Content:
 
 
 def average(contents: Iterable[Content], number: int) -> Content:
-    """One process's content whose floating-point tensors are the mean over all processes.
+    """Return one content whose floating-point tensors are the mean over all of them.
 
     Counters and the state of the others are those of process 0.
     """
@@ -154,7 +154,7 @@ def _floating(content: Content) -> Iterator[Tensor]:
 
 
 def check(objects: Objects, content: Content) -> None:
-    """Refuses what does not fit before anything is changed."""
+    """Refuse what does not fit before anything is changed."""
     objects.check("load a checkpoint", "state_dict", "load_state_dict")
     here, groups = _mapped(objects.model.state_dict(), local, lambda v: v), objects.groups()
     try:
@@ -213,7 +213,7 @@ def _check_values(objects: Objects, content: Content) -> None:
 
 @torch.no_grad()
 def put(objects: Objects, content: Content, rng: bool) -> None:
-    """Makes model and optimizer continue where the content was taken.
+    """Make model and optimizer continue where the content was taken.
 
     State that was not saved starts as in a run that begins here. That happens when a run moves
     between one node and several, because some methods keep less on one.
@@ -236,13 +236,13 @@ def put(objects: Objects, content: Content, rng: bool) -> None:
 
 
 def copied(content: Content) -> Content:
-    """The same in memory of its own, on the CPU: training goes on while it is written."""
+    """Return the same in memory of its own, on the CPU: training goes on while it is written."""
     result: Content = _mapped(content, lambda t: t.detach().to("cpu", copy=True), copy.deepcopy)
     return result
 
 
 def _check_loadable(name: str, part: Any) -> None:
-    """Tries on everything but the tensors what loading will do: better now than in a week."""
+    """Try on everything but the tensors what loading will do: better now than in a week."""
     buffer = io.BytesIO()
     try:
         torch.save(_mapped(part, lambda tensor: None, lambda value: value), buffer)
@@ -256,7 +256,7 @@ def _check_loadable(name: str, part: Any) -> None:
 
 
 def _mapped(part: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
-    """The same with other leaves; dicts keep their kind and what was attached to them."""
+    """Return the same with other leaves; dicts keep their kind and what was attached to them."""
     if isinstance(part, Tensor):
         return tensor(part)
     if type(part) in (list, tuple):

@@ -106,9 +106,17 @@ class Exchange(ABC):
         """Tell the others that their messages of this step were used."""
         return
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that the exchange itself holds for "messages" and what is "received"."""
-        return {"messages": 0, "received": 0}
+
+class NoExchange(Exchange):
+    """No exchange, for a step that averages with nobody: the message is formed in the update."""
+
+    silent = True
+
+    def message(self, bucket: int, size: int) -> Tensor:
+        raise AssertionError("a silent exchange has no message")
+
+    def send(self, bucket: int, message: Tensor, step: int) -> Pending:
+        raise AssertionError("a silent exchange sends nothing")
 
 
 def combine(terms: Sequence[tuple[float, Tensor]], out: Tensor | None = None) -> Tensor:

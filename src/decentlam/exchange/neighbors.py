@@ -58,9 +58,6 @@ class Neighbors(Exchange):
         listeners = self.topology.listeners(self.network.node, step)
         return self.answer(bucket, dict.fromkeys(listeners, message))
 
-    def memory_bytes(self) -> dict[str, int]:
-        return {"messages": 0, "received": sum(t.nbytes for t in self._received.values())}
-
     # What `Rounded`, which sends something else than the message, needs besides ------------------
 
     def expect(self, bucket: int, step: int, buffers: Tensors) -> Pending:

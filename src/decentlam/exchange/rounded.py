@@ -56,9 +56,5 @@ class Rounded(Exchange):
         pending.terms.append((-sum(row[j] for j in listeners), packet))
         return pending
 
-    def memory_bytes(self) -> dict[str, int]:
-        own = sum(t.nbytes for (_, position), t in self._buffers.items() if position < 0)
-        return {"messages": own, "received": sum(t.nbytes for t in self._buffers.values()) - own}
-
     def _buffer(self, bucket: int, position: int, message: Tensor) -> Tensor:
         return reused(self._buffers, (bucket, position), message, self._dtype)

@@ -86,10 +86,6 @@ class SharedMemory(Exchange):
     def end(self) -> None:
         self._counters[self._network.rank][_USED] = self._count
 
-    def memory_bytes(self) -> dict[str, int]:
-        own = self._buffers[self._network.rank]
-        return {"messages": sum(t.nbytes for kept in own for t in kept), "received": 0}
-
     def _reached(self, node: int, counter: int, count: int) -> tuple[str, _CounterReached]:
         rank = self._ranks[node]
         work = _CounterReached(self._counters[rank], counter, count, self._pids[rank])

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 import shutil
-import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -148,12 +147,9 @@ class DecentralizedStrategy(DDPStrategy):
                         model=self.lightning_module,
                         optimizer=optimizer,
                         precision=self._scaler(),
-                        keep=sys.maxsize,  # the file that is there needs its own
+                        keep=2,  # a file that is there still needs its own
                     )
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        if self.is_global_zero:
-            for place in _nodes(filepath).glob("optimizer-*"):
-                directory.prune(place, keep=2)  # AsyncCheckpointIO may still write the file
 
     def _end_epochs(self, checkpoint: dict[str, Any]) -> None:
         """Lightning takes the last batch of an epoch and does not ask for another, so a

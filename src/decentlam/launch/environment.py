@@ -81,7 +81,7 @@ def in_batch_script(env: Mapping[str, str]) -> bool:
 def meeting_point(
     process: LaunchedProcess, environment: Mapping[str, str] | None = None
 ) -> tuple[str, int]:
-    """Host and port at which process 0 listens: MASTER_ADDR and MASTER_PORT, or worked out."""
+    """Return host and port of process 0: MASTER_ADDR and MASTER_PORT, or what the job tells."""
     env = os.environ if environment is None else environment
     port = _number(env, ("MASTER_PORT",), _port_of_job(env))
     if "MASTER_ADDR" in env:
@@ -98,7 +98,7 @@ def meeting_point(
 
 
 def _port_of_job(env: Mapping[str, str]) -> int:
-    """The same on all processes of a job, different for two jobs that share a host.
+    """Return the same on all processes of a job, and another for two jobs that share a host.
 
     Below 32768, where the system takes the ports of outgoing connections from.
     """
@@ -109,7 +109,7 @@ def _port_of_job(env: Mapping[str, str]) -> int:
 
 
 def first_host(nodes: str) -> str:
-    """The first name of a SLURM node list.
+    """Return the first name of a SLURM node list.
 
     >>> first_host("gpu[03-05,9],login1"), first_host("alpha,beta")
     ('gpu03', 'alpha')

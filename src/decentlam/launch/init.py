@@ -114,8 +114,8 @@ def _join(
 
 
 def _store(process: LaunchedProcess, wait: float) -> dist.Store:
-    """The launcher's, or the one that process 0 opens. torch's own limit does not hold when the
-    link goes down, or whoever listens is stopped, after the connection was made."""
+    """Return the launcher's store, or that of process 0. torch's own limit does not hold
+    when the link goes down, or whoever listens is stopped, after the connection was made."""
     # Told their number, process 0 would wait in torch until all have connected, and notice nobody's
     # end meanwhile. The heartbeat waits for them instead.
     where = f"env://?rank={process.rank}&world_size=-1"
@@ -134,7 +134,8 @@ def _store(process: LaunchedProcess, wait: float) -> dist.Store:
 
 
 def _own_store(process: LaunchedProcess, wait: float) -> dist.Store | None:
-    """Process 0's, at MASTER_ADDR only: torch's listens on all interfaces. None: torch opens it.
+    """Open the store of process 0, at MASTER_ADDR only: torch's listens everywhere. Return None if
+    torch is to open it.
 
     A host's name may stand for another address on other hosts, and MASTER_ADDR for one that only
     leads here.
@@ -153,7 +154,7 @@ def _own_store(process: LaunchedProcess, wait: float) -> dist.Store | None:
 
 
 def _enter(process: LaunchedProcess, host: str, timeout_seconds: float, wait: float) -> None:
-    """An elastic run: the one that DECENTLAM_STORES leads to, if its members can be reached."""
+    """Join an elastic run: that which DECENTLAM_STORES leads to, if its members can be reached."""
     notes, address = None, None
     if LAUNCHED not in os.environ:  # else all end with the store, and the shell's is of another run
         notes, address = os.environ.get("DECENTLAM_STORES"), own_address(host, process.one_host)
@@ -166,7 +167,7 @@ def _enter(process: LaunchedProcess, host: str, timeout_seconds: float, wait: fl
 
 
 def _own_device(process: LaunchedProcess) -> torch.device | None:
-    """The GPU of this process: those of a host are dealt one after the other."""
+    """Return the GPU of this process: those of a host are dealt one after the other."""
     count = torch.cuda.device_count()
     return torch.device("cuda", process.local_rank % count) if count else None
 
@@ -196,7 +197,7 @@ def _form(
     timeout_seconds: float,
     wait: float,
 ) -> None:
-    """The group of all processes. From the moment that a process has found the store the others
+    """Form the group of all processes. Once a process has found the store, the others
     notice if it is lost."""
     store = _store(process, wait)
     inner = dist.PrefixStore("decentlam start", store)
@@ -230,7 +231,7 @@ def _form(
 
 
 def init_if_launched(device: torch.device, elastic: bool = False) -> None:
-    """Joins the launcher's process group if the script did not: nobody trains alone unawares."""
+    """Join the launcher's process group if the script did not: nobody trains alone unawares."""
     if not dist.is_available() or dist.is_initialized():
         return
     process = launched_process()
@@ -276,7 +277,7 @@ def _choose_interface(host: str, one_host: bool | None) -> None:
 
 
 def own_address(host: str, one_host: bool | None) -> str | None:
-    """This machine's address, as the others reach it."""
+    """Return this machine's address, as the others reach it."""
     address = _address_towards(host)
     if address is not None and ipaddress.ip_address(address).is_loopback and one_host is False:
         return _address_towards(_ELSEWHERE)  # the name of process 0's host, on that very host
@@ -284,7 +285,7 @@ def own_address(host: str, one_host: bool | None) -> str | None:
 
 
 def _address_towards(host: str) -> str | None:
-    """This machine's address on the way to `host`; connecting a UDP socket sends nothing."""
+    """Return this machine's address towards `host`; connecting a UDP socket sends nothing."""
     try:
         family, kind, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

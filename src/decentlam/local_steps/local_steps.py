@@ -8,28 +8,28 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 
-from decentlam.algorithms import Algorithm, Reach, check_number, reaches, shown
+from decentlam.algorithms import Algorithm, Reach, check_count, check_number, reaches, shown
 from decentlam.algorithms.local_average import LocalAverage
 from decentlam.algorithms.outer_step import OuterStep
 from decentlam.data import Change, Place
 from decentlam.errors import ExchangeError
 from decentlam.local_steps.state_average import StateAverage
-from decentlam.local_steps.timed import Arrival, seconds_of, weighted
+from decentlam.local_steps.timed import in_background, seconds_of, weighted
 from decentlam.network.network import Network
-from decentlam.optimizer import DecentralizedOptimizer
-from decentlam.options import Stable
+from decentlam.optimizer import AnswerNeighbors, DecentralizedOptimizer
+from decentlam.options import AveragingOptions
 from decentlam.runtime.agreement import check_agreement
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.runtime.sharded import is_sharded
@@ -83,15 +83,8 @@ class LocalSteps(Optimizer, Joinable):
             afterwards.
         average_state: Names of second moments in the inner optimizer's state. Default: those of
             Adam variants and RMSprop; none with `outer`.
-        topology: Which nodes average with each other. Default: one random peer at a time.
-        message_dtype: torch.float16 or torch.bfloat16 halves the bytes of the model.
-        process_group: The processes that take part, one node each. Default: all.
-        timeout_seconds: How long to wait for a neighbor before an `ExchangeError`.
-        heartbeat_seconds: A process without a heartbeat for this long counts as lost.
-        elastic: Continue when processes die, and let new ones join.
-        model: With elastic=True, the module whose buffers newcomers get.
-        stable: See `OptimizerOptions`.
-        shared_memory: Exchange messages between processes of one machine in shared memory.
+        options: topology, message_dtype, process_group, timeout_seconds, heartbeat_seconds,
+            elastic, model, stable ("auto") and shared_memory, as in `OptimizerOptions`.
 
     When not: on fast networks. `decentlam.AdamW` averages in every step and comes closer to an
     all-reduce.
@@ -119,21 +112,16 @@ class LocalSteps(Optimizer, Joinable):
         correction: float = 0.2,
         delay: int = 0,
         average_state: Sequence[str] | None = None,
-        topology: str | Topology = "bipartite-random-match",
-        message_dtype: torch.dtype | None = None,
-        process_group: dist.ProcessGroup | None = None,
-        timeout_seconds: float = 600.0,
-        heartbeat_seconds: float = 10.0,
-        elastic: bool = False,
-        model: nn.Module | None = None,
-        stable: Stable = "auto",
-        shared_memory: bool = True,
+        **options: Unpack[AveragingOptions],
     ) -> None:
         _check_inner(inner)
+        if unknown := sorted(options.keys() - AveragingOptions.__annotations__.keys()):
+            raise TypeError(f"LocalSteps has no argument {', '.join(unknown)}")
+        elastic = options.get("elastic", False)
         seconds = seconds_of(every)
         if seconds is None:
-            _check_count("every", every, 1)
-        _check_count("delay", delay, 0)
+            check_count("every", every)
+        check_count("delay", delay, least=0)
         if seconds is not None and (delay or elastic or outer is not None):
             raise ValueError(
                 f"every={every!r} goes without delay, elastic and outer: messages travel until "
@@ -150,7 +138,7 @@ class LocalSteps(Optimizer, Joinable):
         self._elastic = elastic
         self._taken = 0  # local steps since the run began
         self._sent_at = time.monotonic()
-        self._arrival: Arrival | None = None
+        self._arrival: Future[None] | None = None
         self._outer_lr = None if outer is None else check_number("outer_lr", outer_lr, above=True)
         self._since = 0  # local steps, since the last messages left
         self._found = False  # the names of the inner state
@@ -169,28 +157,16 @@ class LocalSteps(Optimizer, Joinable):
                 correction,
                 delay > 0 or seconds is not None,
             ),
-            topology=topology,
-            message_dtype=message_dtype,
-            process_group=process_group,
-            timeout_seconds=timeout_seconds,
-            heartbeat_seconds=heartbeat_seconds,
-            elastic=elastic,
-            model=model,
-            stable=stable,
-            shared_memory=shared_memory,
-            overlap="none",
+            **{"stable": "auto", **options, "overlap": "none"},
         )
-        self._state_average = StateAverage(
-            inner, names, timedelta(seconds=timeout_seconds), self._averaging._tag + _TAG
-        )
+        timeout = timedelta(seconds=self._averaging._options.timeout_seconds)
+        self._state_average = StateAverage(inner, names, timeout, self._averaging._tag + _TAG)
         if not elastic:  # newcomers' learning rates are those of the run
             check_agreement(self.network, {"delay": delay, **_hyper(inner), "state": names})
 
     def _follow_inner(self) -> None:
         """Have the inner optimizer's groups and state, which it replaces when it loads."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    # torch.optim -----------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a local step; every H steps, average with the neighbors."""
@@ -200,7 +176,11 @@ class LocalSteps(Optimizer, Joinable):
                 loss = closure()
         self.runtime.check_training("call step()")
         params = [p for group in self.inner.param_groups for p in group["params"]]
-        _check_gradients(params)
+        if all(p.grad is None for p in params):
+            raise RuntimeError(
+                "step() without any gradient: no parameter of the inner optimizer got one since "
+                "zero_grad(). Call backward() first."
+            )
         rates = [check_number("lr", group["lr"]) for group in self.inner.param_groups]
         finite = self._unscale(params)
         if finite:
@@ -229,7 +209,7 @@ class LocalSteps(Optimizer, Joinable):
 
     def _average_in_time(self, seconds: float) -> None:
         """Use messages that have arrived, and send the next ones when it is time."""
-        if self._pending and self._arrival is not None and self._arrival.there():
+        if self._pending and self._arrival is not None and self._arrival.done():
             self._receive()
         if not self._pending and time.monotonic() - self._sent_at >= seconds:
             self._send()
@@ -274,7 +254,7 @@ class LocalSteps(Optimizer, Joinable):
         self._own_steps, self._sent_at = self._since, time.monotonic()
         self._pending, self._since, self._rates = True, 0, [0.0 for _ in self._rates]
         if self._seconds is not None:
-            self._arrival = Arrival(self._wait)
+            self._arrival = in_background(self._wait)
 
     def _wait(self) -> None:
         """Wait for all messages, and let nodes count as often as they took steps."""
@@ -397,8 +377,6 @@ class LocalSteps(Optimizer, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("LocalSteps cannot be pickled or copied; use state_dict()")
 
-    # As the other optimizers -------------------------------------------------------------------
-
     @property
     def averaging(self) -> DecentralizedOptimizer:
         """The optimizer that averages; its steps are the averages."""
@@ -445,15 +423,6 @@ class LocalSteps(Optimizer, Joinable):
         """Return a context for gradient accumulation; local steps send nothing in backward."""
         return contextlib.nullcontext()
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that this process holds for training, by kind."""
-        held = self._averaging.memory_bytes()
-        tensors = [t for state in self.inner.state.values() for t in state.values()]
-        held["state"] += sum(t.nbytes for t in tensors if isinstance(t, Tensor))
-        return held
-
-    # Uneven inputs (torch.distributed.algorithms.Join) -------------------------------------------
-
     def join_hook(self, **kwargs: Any) -> JoinHook:
         if self._seconds is not None:
             raise ValueError(
@@ -461,7 +430,15 @@ class LocalSteps(Optimizer, Joinable):
                 "leave Join out: nodes that are done wait for the others in merge() or averaged()"
             )
         self._averaging.join_hook(**kwargs)  # refuses what cannot join
-        return _AnswerNeighbors(self)
+        return AnswerNeighbors(self._answer)
+
+    def _answer(self) -> None:
+        if not self._found:
+            self._find_state(stepped=False)
+            return
+        self._settle()
+        self._send(absent=True)
+        self._receive(absent=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -511,21 +488,6 @@ class _Averaging(DecentralizedOptimizer):
         BetweenAverages(self._owner).load_state_dict(state)
 
 
-class _AnswerNeighbors(JoinHook):
-    """A node without data goes on averaging until all have finished."""
-
-    def __init__(self, optimizer: LocalSteps) -> None:
-        self._optimizer = optimizer
-
-    def main_hook(self) -> None:
-        if not self._optimizer._found:
-            self._optimizer._find_state(stepped=False)
-            return
-        self._optimizer._settle()
-        self._optimizer._send(absent=True)
-        self._optimizer._receive(absent=True)
-
-
 def _algorithm(
     every: str, outer: Algorithm | None, correction: float, delayed: bool
 ) -> LocalAverage | OuterStep:
@@ -565,13 +527,6 @@ def _check_inner(inner: object) -> None:
             f"inner is {name}, which averages with other nodes already; give it to nobody, or take "
             "torch.optim.SGD or AdamW inside"
         )
-    if isinstance(inner, LBFGS):
-        raise ValueError(f"{name} evaluates a closure many times per step; take AdamW or SGD")
-    if isinstance(inner, SparseAdam):
-        raise ValueError(
-            f"{name} is for sparse gradients, which cannot be averaged; use sparse=False in the "
-            "embedding, and AdamW"
-        )
     if any(is_sharded(p) for group in inner.param_groups for p in group["params"]):
         raise ValueError(
             "LocalSteps is for models that are not sharded; give DTensors to an optimizer that "
@@ -581,36 +536,13 @@ def _check_inner(inner: object) -> None:
         check_number(f"lr of group {k} of {name}", group.get("lr"))
 
 
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of steps from {least}, got {shown(value)}")
-
-
 def _checked_names(names: Any, outer: Algorithm | None) -> Sequence[str] | None:
     """Return the names of state to average, None for those of Adam's kin, () for none."""
     if names is None:
         return None if outer is None else ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"average_state must be a tuple of names, such as ('exp_avg_sq',), got {shown(names)}"
-        )
     if names and outer is not None and reaches(outer) != {Reach.NEIGHBORS}:
         raise ValueError(
             f"average_state is for averages with neighbors; {outer!r} averages over everyone. "
             "Leave it out"
         )
     return tuple(names)
-
-
-def _check_gradients(params: Sequence[Tensor]) -> None:
-    found = [p.grad for p in params if p.grad is not None]
-    if not found:
-        raise RuntimeError(
-            "step() without any gradient: no parameter of the inner optimizer got one since "
-            "zero_grad(). Call backward() first."
-        )
-    if any(grad.is_sparse for grad in found):
-        raise ValueError(
-            "a parameter has a sparse gradient, which cannot be averaged; use sparse=False in its "
-            "embedding"
-        )

@@ -11,12 +11,15 @@ from torch.optim import Optimizer
 
 from decentlam.exchange.base import Pending
 from decentlam.exchange.neighbors import Neighbors
-from decentlam.local_steps.logarithms import ABSENT, decode, encode, octave_of
 from decentlam.network.network import Network
 from decentlam.topology import Topology
 
 _HEAD = 5  # bytes: the steps that were taken, and an octave
 _USUAL = ("exp_avg_sq", "square_avg")  # of Adam and its kin, and of RMSprop
+# Positive numbers in 8 bits: their logarithms in steps of a quarter octave, over 63 octaves.
+STEPS = 4  # per octave: a factor of 2 ** 0.25 from one code to the next
+HIGHEST = 254  # the code of the largest number; 0 is zero
+ABSENT = 255  # the code of a number that is not there
 
 
 class StateAverage:
@@ -128,3 +131,23 @@ class StateAverage:
 
 def _cut(message: Tensor, slots: Sequence[tuple[Tensor, Tensor | None]]) -> Sequence[Tensor]:
     return message[_HEAD:].split([p.numel() for p, _ in slots])
+
+
+def octave_of(largest: float) -> int:
+    """Return the least power of two that is no smaller, as one byte holds it."""
+    exponent = torch.tensor(largest, dtype=torch.float64).log2().ceil()
+    return int(exponent.nan_to_num(0.0, 127.0, -128.0).clamp(-128, 127))
+
+
+@torch.no_grad()
+def encode(values: Tensor, octave: int, out: Tensor) -> None:
+    """Fill `out` with the codes of flat values from 0 to 2 ** octave; tiny ones become 0."""
+    codes = values.log2().sub_(octave).mul_(STEPS).add_(HIGHEST).round_()
+    out.copy_(codes.nan_to_num_(HIGHEST, HIGHEST, 0.0).clamp_(0, HIGHEST))
+
+
+@torch.no_grad()
+def decode(codes: Tensor, octave: int, dtype: torch.dtype) -> Tensor:
+    """Return the values that codes stand for."""
+    values = codes.to(dtype).sub_(HIGHEST).div_(STEPS).add_(octave).exp2_()
+    return values.masked_fill_(codes == 0, 0)

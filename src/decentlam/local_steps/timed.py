@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from decentlam.algorithms import shown
@@ -27,31 +28,20 @@ def seconds_of(every: Any) -> float | None:
     return seconds
 
 
-class Arrival:
-    """A thread that waits for messages, so that the script can go on: gloo tells of what has been
-    received only to who waits for it."""
+def in_background(wait: Callable[[], None]) -> Future[None]:
+    """Wait for messages in a thread, so that the script can go on: gloo tells of what has been
+    received only to who waits for it. An executor's thread would keep the process from ending."""
+    arrival: Future[None] = Future()
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self._wait = wait
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="decentlam messages", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._wait()
+            wait()
+            arrival.set_result(None)
         except BaseException as error:
-            self._error = error
+            arrival.set_exception(error)
 
-    def there(self) -> bool:
-        """Return True if everything has arrived, or failed."""
-        return not self._thread.is_alive()
-
-    def result(self) -> None:
-        """Wait for everything; raise what has failed."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+    threading.Thread(target=run, name="decentlam messages", daemon=True).start()
+    return arrival
 
 
 def weighted(terms: Terms, own: float, theirs: Sequence[float]) -> Terms:

@@ -25,10 +25,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from decentlam.algorithms import Algorithm, Message, Step
 from decentlam.algorithms.base import layer_norm
 from decentlam.algorithms.turns import TURNS, parts
+from decentlam.errors import StaleMessageError
 from decentlam.exchange.base import Pending, Terms, combine
 from decentlam.network.network import Network
 from decentlam.runtime.param_groups import ParamGroup, named_parameters
-from decentlam.runtime.sharded import Shard, extent, is_sharded, local, norm_over
+from decentlam.runtime.sharded import Shard, extent, is_sharded, norm_over
 
 Plan = tuple[Algorithm, Step]  # with what the param group has now
 Version = tuple[int, int, float] | None  # see `checks.version`
@@ -194,8 +195,8 @@ class Bucket:
         return owner is None or owner is self
 
     @torch.no_grad()
-    def reclaim(self, i: int) -> bool:
-        """Make parameter i live in the bucket again, with the value it has; True if that is new.
+    def reclaim(self, i: int) -> None:
+        """Make parameter i live in the bucket again, with the value it has.
 
         `model.to("cpu:0")`, as some trainers call it, moves a parameter to memory of its own and
         changes nothing else. What changes shape, precision or kind of device is refused.
@@ -214,10 +215,13 @@ class Bucket:
                 "model before the optimizer is built; to change values in the midst of training, "
                 "use p.copy_(...) under torch.no_grad()"
             )
-        changed = not torch.equal(p, view)
+        if (self.gathered or self.pending is not None) and not torch.equal(p, view):
+            raise StaleMessageError(
+                f"{name} was replaced while its message was on the way; change parameters between "
+                "step() and backward"
+            )
         view.copy_(p)
         p.data = view
-        return changed
 
     # Gradient -----------------------------------------------------------------------------------
 
@@ -239,7 +243,7 @@ class Bucket:
                 )
             target = self._g_views[i]
             if target is None:
-                if grad is not None and _alike(grad, self.views[i]):
+                if grad is not None and _layout(grad) == _layout(self.views[i]):
                     in_place[i] = _flat(grad)
                     continue
                 target = torch.empty_like(self.views[i])
@@ -407,12 +411,6 @@ class Bucket:
         spans = zip(self.names, self.spans, strict=True)
         return [name for name, span in spans if bad[span].any()]
 
-    def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients, as far as the bucket or the parameters keep them."""
-        held = sum(local(p.grad).nbytes for p in self.wholes if p.grad is not None)
-        summed = self._sum.nbytes if self.network.processes_per_node > 1 else 0
-        return self._g.nbytes + summed + held
-
 
 def inside_node(
     network: Network,
@@ -495,9 +493,9 @@ def _dense(p: Tensor) -> bool:
     return True
 
 
-def _alike(grad: Tensor, view: Tensor) -> bool:
-    """Return True if the gradient's elements lie in memory as the parameter's do."""
-    return grad.dtype == view.dtype and grad.shape == view.shape and grad.stride() == view.stride()
+def _layout(t: Tensor) -> tuple[object, ...]:
+    """Return how the elements lie in memory."""
+    return t.dtype, t.shape, t.stride()
 
 
 def _flat(dense: Tensor) -> Tensor:

@@ -18,15 +18,13 @@ from decentlam.algorithms import (
     Reach,
     always_everyone,
     check_compatible,
-    check_period,
     most_payloads,
     reaches,
 )
 from decentlam.analysis.stability import choose
 from decentlam.exchange.allreduce import AllReduce
-from decentlam.exchange.base import Exchange
+from decentlam.exchange.base import Exchange, NoExchange
 from decentlam.exchange.neighbors import Neighbors
-from decentlam.exchange.none import NoExchange
 from decentlam.exchange.rounded import Rounded
 from decentlam.exchange.shared_memory import share_memory
 from decentlam.network import heartbeat
@@ -35,7 +33,7 @@ from decentlam.options import Options, Overlap
 from decentlam.runtime.agreement import check_agreement, check_order
 from decentlam.runtime.bucket import Bucket, build_buckets
 from decentlam.runtime.overlap import OverlapChoice
-from decentlam.runtime.param_groups import ParamGroup, named_parameters, prepare
+from decentlam.runtime.param_groups import ParamGroup, named_parameters
 from decentlam.runtime.runtime import Runtime, StepStatistics
 from decentlam.runtime.sharded import check_placements, local, shard_group
 from decentlam.runtime.state import load_state
@@ -63,14 +61,6 @@ def agreed_tag(network: Network) -> int:
     global _built
     _built = max(network.gather(_built + 1))
     return _built * TAGS_EACH
-
-
-def check_run(groups: Sequence[ParamGroup], method: Algorithm) -> torch.device:
-    """Refuse what cannot be trained, prepare the groups, return where the parameters are."""
-    device = check_parameters(groups)
-    check_period(method)
-    prepare(groups, method)
-    return device
 
 
 def join(
@@ -158,41 +148,31 @@ def build(
     forms = [method.with_hyper(group) for group in groups]
     strongest = max(forms, key=lambda form: getattr(form, "beta", 0.0))
     topology = resolve(options.topology, network.num_nodes)
-    algorithm, topology = stable_form(strongest, topology, options)
-    _check_message_dtype(groups, method, options, topology)
+    check_compatible(strongest, topology)
+    algorithm, topology, note = choose(strongest, topology, options.stable)
+    if note is not None:
+        log.debug("%s", note)
+    if options.message_dtype is not None:
+        _check_rounding(method, topology)
     if network.num_nodes == 1:
         algorithm = method.alone()
     timeout = timedelta(seconds=options.wait_seconds)
     buckets = build_buckets(groups, bucket_bytes, algorithm, network, timeout)
     for bucket in buckets:
         load_state(bucket, {p: dict(state.get(p, {})) for p in bucket.wholes})
-    exchanges, buffers = _exchanges(
-        algorithm, network, topology, buckets, options, tag, together, timeout
-    )
+    exchanges = _exchanges(algorithm, network, topology, buckets, options, tag, together, timeout)
     return Runtime(
         groups,
         algorithm,
         network,
         topology,
         exchanges,
-        buffers,
         buckets,
         options,
         OverlapChoice(_possible_overlap(algorithm, options, network)),
         statistics,
         before_message if network.group is not None else None,
     )
-
-
-def stable_form(
-    method: Algorithm, topology: Topology, options: Options
-) -> tuple[Algorithm, Topology]:
-    """Return what will run: the method, or a form of it that is stable on these weights."""
-    check_compatible(method, topology)
-    algorithm, topology, note = choose(method, topology, options.stable)
-    if note is not None:
-        log.debug("%s", note)
-    return algorithm, topology
 
 
 def usual_bucket_bytes(groups: Sequence[ParamGroup], method: Algorithm, network: Network) -> int:
@@ -262,14 +242,14 @@ def _exchanges(
     tag: int,
     together: bool,
     timeout: timedelta,
-) -> tuple[dict[Reach, Exchange], list[Tensor]]:
-    """Return how each kind of step mixes, and the message buffers."""
+) -> dict[Reach, Exchange]:
+    """Return how each kind of step mixes."""
     if network.num_nodes == 1:
-        return dict.fromkeys(Reach, NoExchange()), []
+        return dict.fromkeys(Reach, NoExchange())
     reached = reaches(algorithm)
     exchanges: dict[Reach, Exchange] = {Reach.NOBODY: NoExchange()}
     # Messages that leave before their gradient may be recalled, and are sent.
-    shares = options.shared_memory and options.shortened is None and algorithm.needs_gradient
+    shares = options.shared_memory and options.message_dtype is None and algorithm.needs_gradient
     if together and shares and Reach.NEIGHBORS in reached and not network.is_nccl:
         likes = _buffers(buckets, most_payloads(algorithm, Reach.NEIGHBORS))
         shared = share_memory(network, topology, likes, timeout)
@@ -282,7 +262,7 @@ def _exchanges(
         exchanges[Reach.EVERYONE] = AllReduce(network, buffers, timeout)
     if Reach.NEIGHBORS in missing:
         neighbors = Neighbors(network, topology, buffers, timeout, tag)
-        short = options.shortened
+        short = options.message_dtype
         exchanges[Reach.NEIGHBORS] = neighbors
         if short is not None:
             wide = algorithm.averaged_state is not None  # follows the one payload
@@ -290,25 +270,14 @@ def _exchanges(
                 len(b.shard_x) if wide else len(z) for b, z in zip(buckets, buffers, strict=True)
             ]
             exchanges[Reach.NEIGHBORS] = Rounded(neighbors, short, whole)
-    return exchanges, buffers
+    return exchanges
 
 
 def _buffers(buckets: Sequence[Bucket], payloads: int) -> list[Tensor]:
     return [b.shard_x.new_empty(b.largest_message(payloads)) for b in buckets if payloads]
 
 
-def _check_message_dtype(
-    groups: Sequence[ParamGroup], method: Algorithm, options: Options, topology: Topology
-) -> None:
-    dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
-    others = dtypes - {options.message_dtype}
-    if options.message_dtype is not None and options.shortened is None and others:
-        raise ValueError(
-            f"message_dtype={options.message_dtype} is for whole messages of such parameters, but "
-            f"there are some of {', '.join(map(str, others))}; leave message_dtype out"
-        )
-    if options.shortened is None:
-        return
+def _check_rounding(method: Algorithm, topology: Topology) -> None:
     if always_everyone(method):
         raise ValueError(
             f"message_dtype is for messages to neighbors; {method!r} averages over everyone, "

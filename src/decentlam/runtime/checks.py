@@ -36,11 +36,7 @@ class Checks:
     """The checks of one runtime; most of them look in the first steps only."""
 
     def __init__(
-        self,
-        network: Network,
-        buckets: Sequence[Bucket],
-        frozen: Sequence[Tensor],
-        first: bool,
+        self, network: Network, buckets: Sequence[Bucket], frozen: Sequence[Tensor], first: bool
     ) -> None:
         self._network, self._buckets, self._frozen = network, buckets, frozen
         self._params = [p for bucket in buckets for p in bucket.wholes]
@@ -82,7 +78,7 @@ class Checks:
         for bucket in self._buckets:
             for i in range(len(bucket.params)):
                 if not bucket.holds(i):
-                    reclaim(bucket, i)
+                    bucket.reclaim(i)
 
     def versions(self, bucket: Bucket) -> Versions:
         """Return what tells gradients and parameters of a bucket from what they become."""
@@ -220,16 +216,6 @@ class Checks:
                 "neighbor got it; a message that overflowed with a finite gradient was sent. Lower "
                 "lr, or pass nonfinite='skip' with overlap='none' to leave such gradients out."
             )
-
-
-def reclaim(bucket: Bucket, i: int) -> None:
-    """Go on with parameter i of a bucket, which was moved to other memory."""
-    changed = bucket.reclaim(i)
-    if changed and (bucket.gathered or bucket.pending is not None):
-        raise StaleMessageError(
-            f"{bucket.names[i]} was replaced while its message was on the way; change "
-            "parameters between step() and backward"
-        )
 
 
 def version(tensor: Tensor | None, compare: bool) -> Version:

@@ -71,9 +71,7 @@ class Evaluation:
         assert not self.active
         means = _means(flat, beside(flat, model), network, "average", rates)
         self._flat, self._model = flat, model
-        self._swap(means)
-        self._aside, self.active = means, True
-        _active.add(self)
+        self._put(means)
 
     def leave(self) -> None:
         """From here on the node's own values, to the bit."""
@@ -85,18 +83,19 @@ class Evaluation:
     @contextlib.contextmanager
     def interrupted(self) -> Iterator[None]:
         """Inside, the node's own values; nothing is communicated."""
-        if self._aside is None:
-            yield
-            return
-        aside, model = self._aside, self._model
+        means, model = self._aside, self._model  # once they are left
         self.leave()
         try:
             yield
         finally:
-            self._model = model
-            self._swap(aside)
-            self._aside, self.active = aside, True
-            _active.add(self)
+            if means is not None:
+                self._model = model
+                self._put(means)
+
+    def _put(self, means: list[Tensor]) -> None:
+        self._swap(means)
+        self._aside, self.active = means, True
+        _active.add(self)
 
     @torch.no_grad()
     def _swap(self, others: Sequence[Tensor]) -> None:
@@ -105,14 +104,6 @@ class Evaluation:
             kept = a.clone()
             a.copy_(b)
             b.copy_(kept)
-
-    def check(self, what: str) -> None:
-        """Refuses what needs the node's own parameters."""
-        if self.active:
-            raise RuntimeError(
-                f"cannot {what} in evaluation: the parameters are the average of all nodes since "
-                "optimizer.eval() or averaged(). Call optimizer.train() on every process first."
-            )
 
 
 def check_none_averaged(model: nn.Module, what: str) -> None:

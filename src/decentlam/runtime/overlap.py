@@ -51,7 +51,7 @@ class OverlapChoice:
         """Note the gradient of p as backward left it, and what the groups say."""
         if self.mode == "none":
             if p in self._gradients:
-                self._stay("gradients are accumulated over several backwards")
+                self._decide("none", "gradients are accumulated over several backwards")
             assert p.grad is not None
             self._gradients[p] = p.grad, version(p.grad, self._compare)
             self._lrs = self._lrs or _rates(groups)
@@ -63,22 +63,19 @@ class OverlapChoice:
                 p.grad is not grad or version(grad, self._compare) != before
                 for p, (grad, before) in self._gradients.items()
             ):
-                self._stay("gradients change between backward and step()")
+                self._decide("none", "gradients change between backward and step()")
             elif self._lrs not in ([], _rates(groups)):
-                self._stay("the learning rate changes between backward and step()")
+                self._decide("none", "the learning rate changes between backward and step()")
             elif scaled:
-                self._stay("a GradScaler looks at the whole gradient")
+                self._decide("none", "a GradScaler looks at the whole gradient")
         self._gradients, self._lrs = {}, []
 
     @property
     def _compare(self) -> bool:
         return self._steps < _WATCHED
 
-    def decide(self, mode: Mode, reason: str) -> None:
+    def _decide(self, mode: Mode, reason: str) -> None:
         self.mode, self.reason, self.undecided = mode, reason, False
-
-    def _stay(self, reason: str) -> None:
-        self.decide("none", reason)
 
     def step_ended(self) -> bool:
         """Note the end of a step; return True if the trial ended with it."""
@@ -90,18 +87,14 @@ class OverlapChoice:
         self._steps += 1
         tried = self._steps - _WATCHED
         if tried >= _BLOCK * _ROUNDS * len(_MODES):
-            self._decide_by_time()
+            none, backward = (statistics.median(self._seconds[mode]) for mode in _MODES)
+            times = f"{1e3 * none:.1f} ms with 'none', {1e3 * backward:.1f} ms with 'backward'"
+            faster: Mode = "backward" if backward < _WORTH * none else "none"
+            self._decide(faster, f"a step took {times}")
             return True
         if tried >= 0:
             self.mode = _MODES[tried // _BLOCK % len(_MODES)]
         return False
-
-    def _decide_by_time(self) -> None:
-        none, backward = (statistics.median(self._seconds[mode]) for mode in _MODES)
-        reason = (
-            f"a step took {1e3 * none:.1f} ms with 'none', {1e3 * backward:.1f} ms with 'backward'"
-        )
-        self.decide("backward" if backward < _WORTH * none else "none", reason)
 
 
 def _rates(groups: Sequence[ParamGroup]) -> list[float]:

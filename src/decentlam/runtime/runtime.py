@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,13 +23,12 @@ from torch import Tensor, nn
 
 from decentlam.algorithms import Algorithm, Reach
 from decentlam.errors import ExchangeError, NonFiniteError, StaleMessageError
-from decentlam.exchange.base import Exchange
-from decentlam.exchange.none import NoExchange
+from decentlam.exchange.base import Exchange, NoExchange
 from decentlam.network import waiting
 from decentlam.network.network import Network
 from decentlam.options import Options
 from decentlam.runtime.bucket import Bucket, Plan, inside_node
-from decentlam.runtime.checks import Checks, finite_flag, reclaim
+from decentlam.runtime.checks import Checks, finite_flag
 from decentlam.runtime.evaluation import Evaluation
 from decentlam.runtime.gradients import WholeGradient
 from decentlam.runtime.overlap import OverlapChoice
@@ -89,7 +88,6 @@ class Runtime:
         network: Network,
         topology: Topology,
         exchanges: Mapping[Reach, Exchange],
-        buffers: Sequence[Tensor],
         buckets: Sequence[Bucket],
         options: Options,
         overlap: OverlapChoice,
@@ -100,7 +98,7 @@ class Runtime:
         self.network, self.topology, self.options = network, topology, options
         self.exchanges, self.buckets, self.overlap = exchanges, buckets, overlap
         self.statistics = statistics
-        self._groups, self._buffers = groups, buffers
+        self._groups = groups
         self._before_message = before_message  # runs before a step's first message
         self._evaluation = Evaluation()
         frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
@@ -155,7 +153,7 @@ class Runtime:
             Reach.EVERYONE: "an all-reduce",
             Reach.NOBODY: "nobody",
         }[reach]
-        short = self.options.shortened if reach is Reach.NEIGHBORS else None
+        short = self.options.message_dtype if reach is Reach.NEIGHBORS else None
         size = reach.messages_sent(network.num_nodes, count) * sum(
             bucket.message_size(self.algorithm, 0) * (short or bucket.x.dtype).itemsize
             for bucket in self.buckets
@@ -175,7 +173,7 @@ class Runtime:
         if not bucket.holds(i):
             if not bucket.owns(i):
                 return  # another optimizer was built with it; this one is no longer used
-            reclaim(bucket, i)
+            bucket.reclaim(i)
         if self._evaluation.active:
             self.check_training("call backward()")
         if not self._synchronizing:
@@ -218,8 +216,6 @@ class Runtime:
                     break
                 self._send(bucket)
 
-    # The parts of a step ------------------------------------------------------------------------
-
     def _gather(self, bucket: Bucket, absent: bool = False) -> None:
         """Take the gradient of a bucket, which must not change from here on."""
         if not self._open:
@@ -253,7 +249,9 @@ class Runtime:
         if bucket.pending is not None or exchange.silent:
             return
         if (self._several or self._flags) and bucket.gathered:
-            self._use_sum(bucket)
+            bucket.finish_sum()
+            if self._flags:
+                self._checks.leave_out(bucket)
         message = exchange.message(bucket.number, bucket.message_size(self.algorithm, self.index))
         finite = bucket.form(message, look=self._looks and not self._flags)
         if not finite:
@@ -261,14 +259,6 @@ class Runtime:
         if self._flags:
             bucket.finite = finite_flag([message], bucket.finite)
         bucket.pending = exchange.send(bucket.number, message, self.index)
-
-    def _use_sum(self, bucket: Bucket) -> None:
-        """Wait for the gradient of a node of several processes, and keep it finite on a GPU."""
-        bucket.finish_sum()
-        if self._flags:
-            self._checks.leave_out(bucket)
-
-    # Step ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(
@@ -336,8 +326,10 @@ class Runtime:
 
     def _exchange_all(self, absent: bool, found_inf: Tensor | None, scale: Tensor | None) -> None:
         """Send what was not sent, and wait for all mixes; until then nothing changes."""
-        if self._failure is not None:
-            self._fail(self._failure)
+        if self._failure is not None:  # of a message that left in backward
+            if self._sharded and isinstance(self._failure, NonFiniteError):
+                self._agree_with_shards(self._failure)
+            raise self._failure
         if self._skipped is None:
             self._skipped = self._prepare_gradients(found_inf, scale)
         for bucket in self.buckets:
@@ -360,12 +352,6 @@ class Runtime:
             self._checks.after(self._skipped)
         self.statistics.end(self.index, begun, sent, self._skipped)
         self._mixed = True
-
-    def _fail(self, failure: Exception) -> NoReturn:
-        """Raise the error of a message that left in backward."""
-        if self._sharded and isinstance(failure, NonFiniteError):
-            self._agree_with_shards(failure)
-        raise failure
 
     def _awaited(self) -> list[str]:
         """Return who has not answered yet in this step."""
@@ -510,8 +496,12 @@ class Runtime:
         self._checks.reclaim()
 
     def check_training(self, what: str) -> None:
-        """Refuse in evaluation."""
-        self._evaluation.check(what)
+        """Refuse what needs the node's own parameters in evaluation."""
+        if self._evaluation.active:
+            raise RuntimeError(
+                f"cannot {what} in evaluation: the parameters are the average of all nodes since "
+                "optimizer.eval() or averaged(). Call optimizer.train() on every process first."
+            )
 
     def evaluate(self, model: nn.Module | None) -> None:
         """Make the parameters the mean of all nodes, until `train`; every process calls it."""
@@ -569,17 +559,6 @@ class Runtime:
     def use_groups(self, groups: list[ParamGroup]) -> None:
         """Go on with the same param groups in another list."""
         self._groups = groups
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the bytes that this process holds for training, by kind."""
-        held = [exchange.memory_bytes() for exchange in self.exchanges.values()]
-        return {
-            "parameters": sum(b.x.nbytes + sum(s.nbytes for s in b.shards) for b in self.buckets),
-            "gradients": sum(bucket.gradient_bytes() for bucket in self.buckets),
-            "state": sum(t.nbytes for bucket in self.buckets for t in bucket.state.values()),
-            "messages": sum(b.nbytes for b in self._buffers) + sum(k["messages"] for k in held),
-            "received": sum(k["received"] for k in held),
-        }
 
 
 _ALONE = NoExchange()

@@ -65,11 +65,6 @@ class Shard:
         self._version = whole._version
         self._gradient: tuple[int, int] | None = None  # the one that `part` has
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of FSDP's own memory of this shard."""
-        return local(self.whole).nbytes
-
     @torch.no_grad()
     def fetch(self) -> None:
         """Take value and gradient as the script and FSDP have left them."""

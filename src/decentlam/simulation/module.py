@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decentlam.algorithms import Algorithm, check_lr
+from decentlam.algorithms import Algorithm, check_number
 from decentlam.errors import NonFiniteError
 from decentlam.simulation.simulate import Nodes
 from decentlam.topology import Topology, resolve
@@ -64,15 +64,7 @@ class SimulatedModule:
             sizes = [p.numel() for p in own]
             for p, x, g in zip(own, row.split(sizes), gradient.split(sizes), strict=True):
                 p.data, p.grad = x.view_as(p), g.view_as(p)
-        self.lr = lr
-
-    @property
-    def lr(self) -> float:
-        return self._lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._lr = check_lr(lr)
+        self.lr = check_number("lr", lr)
 
     @property
     def x(self) -> Tensor:
@@ -159,13 +151,6 @@ class SimulatedModule:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` saved."""
-        given, expected = _shapes(saved["buffers"]), _shapes(self._buffers())
-        if given != expected:
-            raise ValueError(
-                f"the saved state has buffers {given[0]} on {len(given)} nodes, but this model has "
-                f"{expected[0]} on {len(expected)}; build both with the same model and number of "
-                "nodes"
-            )
         self._nodes.load_state_dict(saved["nodes"])
         self._load_buffers(saved["buffers"])
         self.lr = saved["lr"]
@@ -201,7 +186,3 @@ def _checked(loss: Any) -> Tensor:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss_fn must return one number per node, got {got}; try .mean()")
     return loss
-
-
-def _shapes(buffers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, tuple[int, ...]]]:
-    return [{name: tuple(b.shape) for name, b in of_node.items()} for of_node in buffers]

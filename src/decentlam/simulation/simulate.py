@@ -17,7 +17,7 @@ from decentlam.algorithms import (
     Reach,
     Step,
     check_compatible,
-    check_lr,
+    check_count,
     check_number,
     check_period,
     lr_ratio,
@@ -66,8 +66,7 @@ def simulate(
     >>> round(x.mean().item(), 3)
     3.0
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps must be a whole number of 0 or more, got {steps!r}")
+    check_count("steps", steps, least=0)
     nodes = Nodes(
         algorithm, topology, x0, momentum, weight_decay=weight_decay, layers=layers, **hyper
     )
@@ -111,7 +110,8 @@ class Nodes:
         self.index = 0
         self._previous_lr: float | None = None
         self._sync_lr: float | None = None
-        sizes, self._adaptive = _check_layers(layers, adaptive, x0.shape[1])
+        sizes = _check_layers(layers, x0.shape[1])
+        self._adaptive = [True] * len(sizes) if adaptive is None else adaptive  # by layer
         self._layers = _spans(sizes)
         if not self.algorithm.layerwise:
             sizes = column_blocks(self.x)
@@ -125,7 +125,7 @@ class Nodes:
     def step(self, gradient: Tensor, lr: float) -> None:
         """One averaging round of all nodes with these gradients, (n, d)."""
         gradient = self._checked(gradient)
-        lr = check_lr(lr)
+        lr = check_number("lr", lr)
         reach = self.algorithm.reach(self.index)
         gradients = gradient.split([piece.shape[1] for piece in self._pieces], dim=1)
         decays = self.weight_decay and not self.algorithm.decoupled_decay
@@ -241,18 +241,11 @@ def _keep_freed_memory() -> None:
     torch.empty(16 * _BLOCK_BYTES, dtype=torch.uint8)
 
 
-def _check_layers(
-    layers: Sequence[int] | None, adaptive: Sequence[bool] | None, columns: int
-) -> tuple[list[int], list[bool]]:
+def _check_layers(layers: Sequence[int] | None, columns: int) -> list[int]:
     sizes = [columns] if layers is None else list(layers)
     if sum(sizes) != columns or any(size < 1 for size in sizes):
         raise ValueError(
             f"layers {sizes} add up to {sum(sizes)}, but x0 has {columns} columns; every layer "
             "needs at least one"
         )
-    flags = [True] * len(sizes) if adaptive is None else [bool(flag) for flag in adaptive]
-    if len(flags) != len(sizes):
-        raise ValueError(
-            f"adaptive has {len(flags)} entries for {len(sizes)} layers; give one per layer"
-        )
-    return sizes, flags
+    return sizes

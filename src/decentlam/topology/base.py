@@ -16,6 +16,7 @@ from decentlam.topology import spectrum
 from decentlam.topology.weights import SparseWeights
 
 _CACHED_STEPS = 64
+_MOST_NODES = 1_000_000
 _SAMPLED_STEPS = 16  # a random topology's properties are checked on this many steps
 
 
@@ -46,10 +47,7 @@ class Topology:
 
     def sparse(self, step: int = 0) -> SparseWeights:
         """Return W at `step` as a sparse matrix."""
-        try:
-            number = operator.index(step)
-        except TypeError:
-            raise TypeError(f"step must be a whole number of 0 or more, got {step!r}") from None
+        number = operator.index(step)
         if number < 0:
             raise ValueError(f"step must be 0 or more, got {number}")
         key = number if self.period is None else number % self.period
@@ -88,10 +86,6 @@ class Topology:
         sent = np.bincount(w.columns[w.rows != w.columns], minlength=self.num_nodes)
         return torch.from_numpy(sent)
 
-    def bytes_sent(self, message_bytes: int, step: int = 0) -> Tensor:
-        """Return the bytes that each node sends at `step`, (n,); a message has `message_bytes`."""
-        return self.messages(step) * message_bytes
-
     def lazy(self, rate: float = 0.5) -> Topology:
         """Return the same network with weights (1 - rate) I + rate W, 0 < rate <= 1.
 
@@ -107,8 +101,6 @@ class Topology:
             rule=partial(_lazy, self.rule, rate),
             description=f"{self.description}, mixed at rate {rate:g}",
         )
-
-    # What is known of the weights ------------------------------------------------------------
 
     @property
     def static(self) -> bool:
@@ -172,10 +164,6 @@ class Topology:
         """The most messages that a node sends in a step."""
         return max(int(self.messages(k).max()) for k in self._sampled_steps())
 
-    @property
-    def spectral_gap(self) -> float:
-        return 1.0 - self.rho
-
     def fingerprint(self) -> str:
         """Return a short hash of the weights, to check that all nodes have the same network."""
         digest = hashlib.sha256(f"{self.num_nodes} {self.period}".encode())
@@ -201,3 +189,13 @@ class Topology:
 
 def _lazy(rule: Callable[[int], SparseWeights], rate: float, step: int) -> SparseWeights:
     return rule(step).lazy(rate)
+
+
+def check_num_nodes(n: int, name: str, most: int = _MOST_NODES) -> int:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer):
+        raise TypeError(f"{name} needs a whole number of nodes, got {n!r}")
+    if n < 1:
+        raise ValueError(f"{name} needs at least 1 node, got {n}")
+    if n > most:
+        raise ValueError(f"{name} can have at most {most:,} nodes, got more")
+    return int(n)  # numpy's integers lack bit_length

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentlam.topology.base import Topology
-from decentlam.topology.check import check_num_nodes
+from decentlam.topology.base import Topology, check_num_nodes
 from decentlam.topology.static import constant, graph
 from decentlam.topology.weights import SparseWeights
 
@@ -35,7 +34,7 @@ def from_weights(W: Tensor | np.ndarray | list[list[float]], directed: bool = Fa
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
         raise ValueError(f"from_weights needs a square (n, n) matrix, got shape {matrix.shape}")
     weights = SparseWeights.from_dense(matrix)
-    _check_weights(weights, "from_weights", directed=directed)
+    _check_weights(weights, directed)
     if not directed:  # checked to 1e-9; from here on to the last bit
         weights = SparseWeights.from_dense((matrix + matrix.T) / 2)
     return constant("from_weights", weights, "given weights")
@@ -70,41 +69,35 @@ def from_edges(n: int, edges: Iterable[tuple[int, int]]) -> Topology:
     return network
 
 
-def _check_weights(w: SparseWeights, name: str, *, directed: bool = False) -> None:
+def _check_weights(w: SparseWeights, directed: bool) -> None:
     """Refuses weights that are not finite, stochastic, symmetric (unless `directed`), connected."""
-    n = w.num_nodes
     if not np.isfinite(w.values).all():
-        raise ValueError(f"{name}: the weights contain NaN or infinity; every w_ij must be finite")
+        raise ValueError("from_weights: every weight must be finite; there are NaN or infinity")
     if (w.values < 0).any():
         worst = int(np.argmin(w.values))
         raise ValueError(
-            f"{name}: weight [{w.rows[worst]}, {w.columns[worst]}] is {w.values[worst]:g}; weights "
-            "must not be negative. Try from_edges, which computes Metropolis-Hastings weights."
+            f"from_weights: weight [{w.rows[worst]}, {w.columns[worst]}] is {w.values[worst]:g}; "
+            "weights must not be negative. Try from_edges, which computes Metropolis-Hastings "
+            "weights."
         )
-    sums = np.bincount(w.rows, w.values, n)
-    if not np.allclose(sums, 1, rtol=0, atol=1e-9):
+    for name, side in (("row", w.rows), ("column", w.columns)):
+        sums = np.bincount(side, w.values, w.num_nodes)
         worst = int(np.abs(sums - 1).argmax())
-        raise ValueError(
-            f"{name}: row {worst} of the weights sums to {sums[worst]:.10g}, every row must sum to "
-            "1 within 1e-9 (compute W in float64). Divide each row by its sum if W is symmetric "
-            "after that, or use from_edges."
-        )
+        if not np.isclose(sums[worst], 1, rtol=0, atol=1e-9):
+            raise ValueError(
+                f"from_weights: {name} {worst} of the weights sums to {sums[worst]:.10g}; every "
+                "row and column must sum to 1 within 1e-9 (compute W in float64), or mixing would "
+                "shift the average. Use from_edges for such weights on any graph."
+            )
     if not directed and not w.same_as(w.transpose(), 1e-9):
         matrix = w.dense()
         i, j = np.unravel_index(np.abs(matrix - matrix.T).argmax(), matrix.shape)
         raise ValueError(
-            f"{name}: the weights are not symmetric: w[{i}, {j}] = {matrix[i, j]:g} but "
+            f"from_weights: the weights are not symmetric: w[{i}, {j}] = {matrix[i, j]:g} but "
             f"w[{j}, {i}] = {matrix[j, i]:g}. Use from_edges (Metropolis-Hastings weights "
             "are symmetric on every graph), or directed=True if the directions are meant."
         )
-    columns = np.bincount(w.columns, w.values, n)
-    if not np.allclose(columns, 1, rtol=0, atol=1e-9):
-        worst = int(np.abs(columns - 1).argmax())
-        raise ValueError(
-            f"{name}: column {worst} of the weights sums to {columns[worst]:.6g}; columns must sum "
-            "to 1, or mixing would shift the average. Use from_edges for a doubly stochastic W."
-        )
-    _check_mixing(w, name)
+    _check_mixing(w, "from_weights")
 
 
 def _check_mixing(w: SparseWeights, name: str) -> None:

@@ -8,8 +8,7 @@ from math import prod
 
 import numpy as np
 
-from decentlam.topology.base import Topology
-from decentlam.topology.check import check_num_nodes
+from decentlam.topology.base import Topology, check_num_nodes
 from decentlam.topology.weights import SparseWeights, symmetric_weights
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # one end, the other end, weight

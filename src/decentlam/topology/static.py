@@ -6,8 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from decentlam.topology.base import Topology
-from decentlam.topology.check import check_num_nodes
+from decentlam.topology.base import Topology, check_num_nodes
 from decentlam.topology.weights import SparseWeights, metropolis_hastings, shifts
 
 

@@ -7,8 +7,7 @@ from math import lcm
 
 import numpy as np
 
-from decentlam.topology.base import Topology
-from decentlam.topology.check import check_num_nodes, check_seed
+from decentlam.topology.base import Topology, check_num_nodes
 from decentlam.topology.static import exponential_hops, hypercube_dimension
 from decentlam.topology.weights import SparseWeights, pairs, shifts
 
@@ -24,7 +23,7 @@ def bipartite_random_match(n: int, seed: int = 0) -> Topology:
         "bipartite-random-match",
         n,
         None,
-        partial(_random_pairs, n, check_seed(seed)),
+        partial(_random_pairs, n, _check_seed(seed)),
         "random pairs",
         pairing=_mean_pairing(n),
     )
@@ -41,7 +40,7 @@ def two_random_matches(n: int, seed: int = 0) -> Topology:
         "two-random-matches",
         n,
         None,
-        partial(_two_random_pairings, n, check_seed(seed)),
+        partial(_two_random_pairings, n, _check_seed(seed)),
         "two random pairings at once",
         pairing=_mean_pairing(n),
         pairings=2,
@@ -129,3 +128,9 @@ def _across_bit(n: int, step: int) -> SparseWeights:
 
 def _one_hop(n: int, step: int) -> SparseWeights:
     return shifts(n, [0, -(2**step)], [0.5, 0.5])
+
+
+def _check_seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
+    return seed

@@ -144,7 +144,5 @@ def pairs(n: int, left: np.ndarray, right: np.ndarray) -> SparseWeights:
     kept = np.stack([np.ones(n, dtype=bool), paired], axis=1)
     entries = 1 + paired
     return SparseWeights(
-        np.concatenate([[0], np.cumsum(entries)]),
-        columns[kept],
-        np.repeat(1.0 / entries, entries),
+        np.concatenate([[0], np.cumsum(entries)]), columns[kept], np.repeat(1.0 / entries, entries)
     )

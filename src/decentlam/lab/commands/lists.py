@@ -39,7 +39,7 @@ def algorithms(as_json: Json = False) -> None:
 def topologies(nodes: Nodes = 8, as_json: Json = False) -> None:
     """List the topologies, with rho and messages for so many nodes."""
     from decentlam.topology import TOPOLOGIES
-    from decentlam.topology.check import check_num_nodes
+    from decentlam.topology.base import check_num_nodes
 
     check_num_nodes(nodes, "a list of topologies")
     rows = []

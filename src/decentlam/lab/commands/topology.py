@@ -46,7 +46,7 @@ def topology(
         "nodes": network.num_nodes,
         "period": network.period,  # None: random at every step
         "rho": network.rho,
-        "spectral_gap": network.spectral_gap,
+        "spectral_gap": 1.0 - network.rho,
         "exact_after": network.exact_after,  # steps; None: never
         "symmetric": network.symmetric,
         "doubly_stochastic": network.doubly_stochastic,
