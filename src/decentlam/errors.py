@@ -37,6 +37,6 @@ class CheckpointError(RuntimeError):
 def unknown(kind: str, name: object, names: Iterable[str]) -> str:
     """Return what to say of a name that does not exist: the nearest one, and all there are."""
     there = list(names)
-    near = difflib.get_close_matches(str(name), there, 1)
+    near = difflib.get_close_matches(str(name), there, 1, cutoff=0.7)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}; {meant}choose from {', '.join(there)}"
