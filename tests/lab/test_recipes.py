@@ -66,7 +66,7 @@ BAD = {
     "model": ({"model": "nope"}, "unknown model 'nope'; choose from linear, mlp"),
     "data": ({"data": "nope"}, "unknown data 'nope'; choose from digits"),
     "schedule": ({"schedule": "nope"}, "unknown schedule 'nope'; choose from constant"),
-    "precision": ({"precision": "float16"}, "unknown precision 'float16'; did you mean 'bfloat16'? choose"),
+    "precision": ({"precision": "float16"}, "'float16'; did you mean 'bfloat16'? choose"),
     "directed": ({"topology": "exponential"}, "needs symmetric weights"),
     "indivisible": ({"batch": 1001, "nodes": 8}, "cannot be divided among 8 nodes; try 1000"),
     "no batch": ({"batch": 0}, "batch must be a whole number of 1 or more, got 0"),
