@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import decentlam
+from decentlam.__main__ import _LAB as LAB
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,3 +40,10 @@ def test_the_tests_that_every_python_is_tried_with_are_there() -> None:
     assert listed
     names = re.findall(r'"([^"]+)"', listed[1])
     assert names and all((ROOT / "tests" / name).exists() for name in names)
+
+
+def test_the_command_line_looks_for_what_its_extra_brings() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = [each.partition(">=")[0] for each in project["optional-dependencies"]["lab"]]
+    modules = {"scikit-learn": "sklearn"}
+    assert sorted(modules.get(name, name) for name in brought) == sorted(LAB)

@@ -9,7 +9,6 @@ import sys
 _LAB = (
     "matplotlib",
     "pycocotools",
-    "rich",
     "scipy",
     "sklearn",
     "torchvision",

@@ -218,9 +218,11 @@ def _device(network: Network, elastic: bool) -> torch.device:
 
 def _warn(recipe: Recipe, task: Task, options: RunOptions) -> None:
     reason = None if options.elastic else recipe.chosen()[2]  # elastic optimizers say it themselves
-    # A study would say what its data lacks for every run.
-    for text in [*([reason] if reason else []), *([] if options.quiet else task.notes)]:
-        log.warning("%s", text)
+    if reason is not None:
+        log.debug("%s", reason)
+    if not options.quiet:  # a study would say what its data lacks for every run
+        for text in task.notes:
+            log.warning("%s", text)
 
 
 def _divergence(error: Exception, store: dist.Store | None) -> tuple[int, float, str]:
